@@ -44,14 +44,18 @@ final class Steps {
         System.out.println(name + ": " + result.replace("\n", "\\n"));
     }
 
-    /** The kinds of an error and its causes, and the last one's text without ports. */
+    /**
+     * The kinds of an error and its causes, and the last one's text, without ports, without what Redisson adds about its
+     * connection, and without the text of NOPERM, which differs by Redis' version.
+     */
     static String errorText(Throwable error) {
         StringBuilder kinds = new StringBuilder(error.getClass().getSimpleName());
         Throwable last = error;
         for (; last.getCause() != null && last.getCause() != last; last = last.getCause()) {
             kinds.append(" < ").append(last.getCause().getClass().getSimpleName());
         }
-        return kinds + ": " + String.valueOf(last.getMessage()).replaceAll("(?<=127\\.0\\.0\\.1[:/])\\d+", "PORT");
+        String text = String.valueOf(last.getMessage()).replaceAll("\\.* channel: (?s:.*)", "").replaceAll("NOPERM .*", "NOPERM");
+        return kinds + ": " + text.replaceAll("(?<=127\\.0\\.0\\.1[:/])\\d+", "PORT");
     }
 
     /** Ask the runner to put or delete a state's key, or to kill the server that has a key; wait until it is done. */

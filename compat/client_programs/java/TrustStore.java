@@ -8,6 +8,9 @@ import java.security.cert.CertificateFactory;
 
 /** A CA as the file that Java's clients read. */
 final class TrustStore {
+    /** Java reads no certificate of a file without a password. */
+    static final char[] PASSWORD = "password".toCharArray();
+
     private TrustStore() {}
 
     static File of(File pem) {
@@ -18,7 +21,7 @@ final class TrustStore {
             File file = File.createTempFile("truststore", ".p12");
             file.deleteOnExit();
             try (FileOutputStream output = new FileOutputStream(file)) {
-                store.store(output, new char[0]);
+                store.store(output, PASSWORD);
             }
             return file;
         } catch (Exception error) {

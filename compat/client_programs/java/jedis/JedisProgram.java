@@ -55,7 +55,7 @@ public final class JedisProgram {
         DefaultJedisClientConfig.Builder config = DefaultJedisClientConfig.builder().clientName("program");
         if (Steps.CA != null) {
             config.user(Steps.USER).password(Steps.PASSWORD).ssl(true);
-            config.sslOptions(SslOptions.builder().truststore(TrustStore.of(new File(Steps.CA)), null).build());
+            config.sslOptions(SslOptions.builder().truststore(TrustStore.of(new File(Steps.CA)), TrustStore.PASSWORD).build());
         }
         return protocol.equals("RESP2") ? config.resp2() : config.resp3();
     }
