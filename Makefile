@@ -41,7 +41,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,7 +69,7 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(COMPILED)
 	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
-	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts, test-systemd, test-kubernetes"
+	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts, test-systemd, test-image, test-kubernetes"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@$(COMPILED)
@@ -110,6 +110,10 @@ test-hosts: setup-test ## run the tests on hosts of their own, whose network fai
 test-systemd: setup-test ## boot a Debian with systemd (as root; debootstrap and systemd-nspawn), and run the units of deploy/ in it; make test leaves this out
 	@sh scripts/systemd.sh
 	@$(RUN) python -m pytest -m systemd $(ARGS) tests/systemd
+
+test-image: setup-test ## build the image of deploy/ (as root; podman, debootstrap), and run what is in it; make test leaves this out
+	@sh scripts/image.sh
+	@$(RUN) python -m pytest -m image $(ARGS) tests/image
 
 test-kubernetes: setup-test ## create the manifests of deploy/ at an API server of Kubernetes, which Go builds; make test leaves this out
 	@sh scripts/kubernetes.sh

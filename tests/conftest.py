@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 EXPECTED_SKIPS = {"expected_skip"} | ({"compiled"} if os.environ.get("SPARKIS_PURE") else set())
 
 # Marks of tests that run only where `-m` names the mark.
-LEFT_OUT = ("slow", "large", "cluster", "kafka", "hosts", "systemd", "kubernetes")
+LEFT_OUT = ("slow", "large", "cluster", "kafka", "hosts", "systemd", "kubernetes", "image")
 
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
