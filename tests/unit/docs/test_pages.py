@@ -45,7 +45,7 @@ def test_the_pages_about_the_code_name_files_that_are_there(page: str) -> None:
 
 
 # Names in the docstrings of packages that are no modules.
-NOT_MODULES = {"core.pyx", "sockets.pyx", "sparkis.serve", "open_filesystem"}
+NOT_MODULES = {"core.pyx", "pipelines.pyx", "sockets.pyx", "sparkis.serve", "open_filesystem"}
 
 
 @pytest.mark.parametrize("package", ["resp_server", "state_backend", "spark_hooks", "sparkis_ui"])
