@@ -10,6 +10,7 @@ DOCS    := $(VENV)/docs
 DEPLOY  := $(VENV)/deploy
 RELEASE := $(VENV)/release
 CLASSES := $(VENV)/spark.jsa
+BYTECODE := $(VENV)/.bytecode
 ARGS   ?=
 
 # Its first argument is the Python that gets packages, and the others are those of `pip install`.
@@ -37,20 +38,23 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
-# In a new checkout, one process compiles all modules: else each of those that run tests compiles them, at the same time.
-COMPILED = [ -e .pytest_cache ] || $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
-
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test setup-programs setup-javascript jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
-setup-test: setup $(CLASSES) ## setup, and redis-server, Chromium and the JavaScript clients for the tests
+# Most of these use one processor, or wait for the network.
+setup-test: $(READY) ## setup, and redis-server, Chromium and the JavaScript clients for the tests
+	@$(MAKE) --no-print-directory --jobs=4 jdk $(NATIVE) $(CLASSES) $(BYTECODE) setup-programs setup-javascript
+
+setup-programs:
 	@sh scripts/program.sh redis-server redis
 	@sh scripts/program.sh chromedriver chromedriver chromium-driver
+
+setup-javascript: $(READY)
 	@sh scripts/node.sh $(VENV)
 
 fmt: $(READY) ## format the code, and fix what ruff can fix
@@ -67,12 +71,10 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 	$(DEPLOY)/bin/python scripts/lint_deploy.py
 
 test: setup-test ## run the tests; ARGS go to pytest
-	@$(COMPILED)
 	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
 	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts, test-systemd, test-image, test-kubernetes"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
-	@$(COMPILED)
 	@SPARKIS_PURE=1 $(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
 
 test-versions: setup-test ## run the tests marked versions with other versions of Spark and Python; SPARK_VERSIONS="3.5.9 4.0.5" chooses some
@@ -218,6 +220,12 @@ $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@echo "setup: archiving Spark's classes for the tests"
 	@mkdir -p build
 	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
+
+# pytest compiles all modules in a new checkout, for half a minute, before it runs the first test: better beside the rest.
+$(BYTECODE): $(READY)
+	@mkdir -p build
+	@SPARKIS_PURE=1 $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
+	@touch $@
 
 $(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd */*/*/*.pyx */*/*/*.pxd) | $(BASE)
 	@sh scripts/native.sh $(VENV)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 
 import hypothesis
@@ -28,6 +29,9 @@ EXPECTED_SKIPS = {"expected_skip"} | ({"compiled"} if os.environ.get("SPARKIS_PU
 
 # Marks of tests that run only where `-m` names the mark.
 LEFT_OUT = ("slow", "large", "cluster", "kafka", "hosts", "systemd", "kubernetes", "image")
+
+# In these folders each test has the mark of the folder's name.
+MARKED_FOLDERS = {"spark", "kafka", "hosts", "systemd", "kubernetes", "image"}
 
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.
@@ -68,14 +72,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests that take minutes, gigabytes or many processes, unless -m names them; skip by marks."""
+    """Mark tests by their folders; deselect those that take minutes, unless -m names them; skip by marks."""
+    for item in items:
+        for folder in MARKED_FOLDERS.intersection(item.nodeid.split("/")[1:2]):
+            item.add_marker(folder)
     asked = config.option.markexpr
     if "versions" in asked:  # what covers a slow test in part does not run with other versions of Spark
         asked += " slow"
-    unasked = [mark for mark in LEFT_OUT if mark not in asked]
-    out = [item for item in items if any(map(item.get_closest_marker, unasked))]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if not any(map(item.get_closest_marker, unasked))]
+    unasked = {mark for mark in LEFT_OUT if mark not in asked}
+    is_out = [not unasked.isdisjoint(mark.name for mark in item.iter_markers()) for item in items]
+    config.hook.pytest_deselected(items=[*compress(items, is_out)])
+    items[:] = [item for item, each in zip(items, is_out, strict=True) if not each]
     for item in items:
         if CORE != "compiled" and item.get_closest_marker("compiled"):
             item.add_marker(pytest.mark.skip(reason="the compiled core is not built"))

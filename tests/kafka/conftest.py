@@ -16,17 +16,9 @@ from tests.spark.micro_batches import end_shared_session, local_session
 if TYPE_CHECKING:
     from tests.kafka.broker import Broker
 
-HERE = Path(__file__).parent
 
 if importlib.util.find_spec("confluent_kafka") is None:
     collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder: they run only if `-m kafka` names them."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.kafka)
 
 
 @pytest.fixture(scope="session")

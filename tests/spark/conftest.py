@@ -20,7 +20,6 @@ from tests.spark.micro_batches import Batches, Settings, end_shared_session, sha
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
-HERE = Path(__file__).parent
 
 # What a user waits for no longer than this a test waits for to the end: on a machine that runs thirty other things the
 # first micro-batch alone takes minutes. (Which tests are about these limits give their own.)
@@ -40,13 +39,6 @@ def patience() -> Iterator[None]:
         for module, name in PATIENCE:
             patched.setattr(module, name, WAIT_S_MAX)
         yield
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder, so that `-m 'not spark'` deselects them."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session", autouse=True)
