@@ -72,6 +72,8 @@ class Job:
     skipped_rows: int = 0
     source_lag_records: int | None = None
     source_lag_age_ms: int | None = None
+    record_delay_p50_ms: int | None = None
+    record_delay_p99_ms: int | None = None
 
     @property
     def condition(self) -> str:
@@ -123,6 +125,8 @@ def _job_of(row: Mapping[str, Any]) -> Job:
         skipped_rows=integer(row.get("skipped_rows")) or 0,
         source_lag_records=integer(row.get("source_lag_records")),
         source_lag_age_ms=integer(row.get("source_lag_age_ms")),
+        record_delay_p50_ms=integer(row.get("record_delay_p50_ms")),
+        record_delay_p99_ms=integer(row.get("record_delay_p99_ms")),
     )
 
 

@@ -46,6 +46,7 @@ def _facts(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
         "skipped_rows": job.skipped_rows,
         "source_lag_age_ms": None if job.source_lag is None else max(0, now_ms - job.source_lag["at_ms"]),
         "source_lags": {} if job.source_lag is None else job.source_lag["partitions"],
+        "record_delays": job.record_delays,
         "held_back": job.held_back_epoch is not None,
         "failing": bool(job.error),
         "epochs_per_minute": epochs_per_minute,

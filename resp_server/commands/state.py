@@ -86,6 +86,8 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
         b"incomplete": int(job.is_incomplete),
         b"skipped_rows": job.skipped_rows,
         **_source_lag(job, now_ms),
+        b"record_delay_p50_ms": None if job.record_delays is None else job.record_delays["p50_ms"],
+        b"record_delay_p99_ms": None if job.record_delays is None else job.record_delays["p99_ms"],
         b"held_back_epoch": job.held_back_epoch,
         b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
         b"as_of": None if job.as_of_ms is None else iso_text(job.as_of_ms).encode(),

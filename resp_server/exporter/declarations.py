@@ -184,6 +184,13 @@ JOBS = (
         "job_name",
         merge=Merge.LARGEST,
     ),
+    Metric(
+        "sparkis_record_delay_seconds",
+        Kind.HISTOGRAM,
+        "The time from a record, by the column `record_time=` of its sink, until clients can read it",
+        ("job_name",),
+        of=SERVERS,
+    ),
     _gauge("job_held_back", "1 if state of a new checkpoint is held back", "job_name", merge=Merge.LARGEST),
     _gauge("job_failing", "1 if epochs cannot be applied; the log says why", "job_name", merge=Merge.LARGEST),
     _gauge(

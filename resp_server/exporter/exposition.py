@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from resp_server.exporter.declarations import Metric as Declared
-from resp_server.exporter.scrape import NS_PER_S, Durations, LabelValues, Scrape
+from resp_server.exporter.scrape import Histogram, LabelValues, Scrape
 from state_backend.model.errors import SparkisError
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class _Collected:
             yield metric
         for declared, histograms in self._scrape.histograms():
             metric = Metric(declared.family, declared.help, declared.kind)
-            for at, durations in histograms:
-                _add_histogram(metric, _labels(declared, at), durations)
+            for at, histogram in histograms:
+                _add_histogram(metric, _labels(declared, at), histogram)
             yield metric
 
 
@@ -64,9 +64,9 @@ def _labels(declared: Declared, values: LabelValues) -> dict[str, str]:
     return dict(zip(declared.labels, values, strict=True))
 
 
-def _add_histogram(metric: Metric, labels: dict[str, str], durations: Durations) -> None:
-    for bound_s, count in durations.buckets():
-        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": repr(bound_s)}, count)
-    metric.add_sample(f"{metric.name}_bucket", {**labels, "le": "+Inf"}, durations.count)
-    metric.add_sample(f"{metric.name}_count", labels, durations.count)
-    metric.add_sample(f"{metric.name}_sum", labels, durations.nanoseconds / NS_PER_S)
+def _add_histogram(metric: Metric, labels: dict[str, str], histogram: Histogram) -> None:
+    for bound, count in histogram.buckets():
+        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": repr(bound)}, count)
+    metric.add_sample(f"{metric.name}_bucket", {**labels, "le": "+Inf"}, histogram.count)
+    metric.add_sample(f"{metric.name}_count", labels, histogram.count)
+    metric.add_sample(f"{metric.name}_sum", labels, histogram.total)

@@ -9,11 +9,12 @@ from typing import Any
 
 from resp_server.commands import command_table
 from resp_server.exporter.declarations import OTHER
-from resp_server.exporter.scrape import NS_PER_S, Scrape
+from resp_server.exporter.scrape import NS_PER_S, Histogram, Scrape, durations_of
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.native import CORE
 from state_backend import VERSION
+from state_backend.apply.record_delays import BOUNDS_MS
 from state_backend.model.clock import MS_PER_S
 
 # Fields of a query's progress, and their metrics with the factor to the metric's unit.
@@ -107,7 +108,7 @@ def _add_commands(scrape: Scrape, stats: Stats) -> None:
     groups = _groups()
     for name, command in sorted(stats.commands.items()):
         group = groups.get(name, OTHER)
-        scrape.add_durations(group, command)
+        scrape.add_histogram("command_duration_seconds", durations_of(command), group=group)
         scrape.add("commands_failed_total", command.failed, group=group)
         scrape.add("commands_rejected_total", command.rejected, group=group)
 
@@ -130,6 +131,7 @@ def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
         name = job["name"]
         add_job(scrape, job)
         _add_source_lag(scrape, job, job["source_lags"].items())
+        _add_record_delays(scrape, job)
         scrape.add("job_keys", sum(job["states"].values()), job_name=name)
         scrape.add("job_epoch", job["epoch"], job_name=name)
         scrape.add("job_committed_epoch", job["committed_epoch"], job_name=name)
@@ -169,6 +171,13 @@ def _add_source_lag(scrape: Scrape, job: Mapping[str, Any], lags: Iterable[tuple
     for name, records in lags:
         topic, _, partition = name.partition("/")
         scrape.add("source_lag_records", records, job_name=job["name"], topic=topic, partition=partition or "all")
+
+
+def _add_record_delays(scrape: Scrape, job: Mapping[str, Any]) -> None:
+    if (delays := job["record_delays"]) is not None:
+        bounds = tuple(bound / MS_PER_S for bound in BOUNDS_MS)
+        histogram = Histogram(bounds, delays["counts"], delays["sum_ms"] / MS_PER_S)
+        scrape.add_histogram("record_delay_seconds", histogram, job_name=job["name"])
 
 
 def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:

@@ -4,33 +4,51 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from resp_server.exporter.declarations import LABELS, METRICS, OTHER, Kind, Merge, Metric
+from resp_server.exporter.declarations import LABELS, METRICS, OTHER, Merge, Metric
 from resp_server.metrics.stats import TIME_BITS, CommandStats
 
 NS_PER_S = 1e9
-# The bounds of the buckets of histograms are 2**N nanoseconds: 1 us to 17 s, each four times the one before.
+# The bounds of the durations of commands are 2**N nanoseconds: 1 us to 17 s, each four times the one before.
 BUCKET_BITS = range(10, 35, 2)
 
 LabelValues = tuple[str, ...]
 
 
 @dataclass
-class Durations:
-    """A histogram: the number of calls by the number of binary digits of their nanoseconds, as in `CommandStats`."""
+class Histogram:
+    """The number of values in each bucket, by the buckets' upper bounds, and the sum of the values.
 
-    nanoseconds: int = 0
-    took: list[int] = field(default_factory=lambda: [0] * TIME_BITS)
+    Args:
+        counts: One more than bounds: the last bucket has what is above all of them.
+    """
+
+    bounds: tuple[float, ...]
+    counts: Sequence[int]
+    total: float
 
     @property
     def count(self) -> int:
-        """The number of calls."""
-        return sum(self.took)
+        """The number of values."""
+        return sum(self.counts)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return the cumulative counts of the buckets, by their upper bounds in seconds."""
-        return [(2**bits / NS_PER_S, sum(self.took[: bits + 1])) for bits in BUCKET_BITS]
+        """Return the cumulative counts of the buckets, by their upper bounds."""
+        return list(zip(self.bounds, accumulate(self.counts), strict=False))
+
+    def joined(self, other: Histogram) -> Histogram:
+        """Return the histogram of the values of both, which have the same bounds."""
+        counts = list(map(int.__add__, self.counts, other.counts))
+        return Histogram(self.bounds, counts, self.total + other.total)
+
+
+def durations_of(stats: CommandStats) -> Histogram:
+    """Return the histogram of a command's calls, in seconds."""
+    edges = [0, *(bits + 1 for bits in BUCKET_BITS), TIME_BITS]
+    counts = [sum(stats.took[first:end]) for first, end in pairwise(edges)]
+    return Histogram(tuple(2**bits / NS_PER_S for bits in BUCKET_BITS), counts, stats.nanoseconds / NS_PER_S)
 
 
 class Scrape:
@@ -38,7 +56,7 @@ class Scrape:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[LabelValues, float]] = {}
-        self._durations: dict[LabelValues, Durations] = {}
+        self._histograms: dict[str, dict[LabelValues, Histogram]] = {}
         self._seen: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def add(self, name: str, value: float, **labels: str) -> None:
@@ -51,12 +69,15 @@ class Scrape:
         at, values = self._labels(metric, labels), self._values.setdefault(metric.name, {})
         values[at] = _merged(metric.merge, values[at], value) if at in values else value
 
-    def add_durations(self, group: str, stats: CommandStats) -> None:
-        """Add the durations of a command's calls."""
-        at = self._labels(METRICS["sparkis_command_duration_seconds"], {"group": group})
-        total = self._durations.setdefault(at, Durations())
-        total.nanoseconds += stats.nanoseconds
-        total.took = list(map(int.__add__, total.took, stats.took))
+    def add_histogram(self, name: str, histogram: Histogram, **labels: str) -> None:
+        """Add a histogram; it is joined with one that has the same labels.
+
+        Args:
+            name: Without `sparkis_`.
+        """
+        metric = METRICS[f"sparkis_{name}"]
+        at, values = self._labels(metric, labels), self._histograms.setdefault(metric.name, {})
+        values[at] = values[at].joined(histogram) if at in values else histogram
 
     def value(self, name: str) -> float | None:
         """Return the value of a metric without labels; None if it was not added."""
@@ -66,13 +87,10 @@ class Scrape:
         """Return the metrics that have values, without histograms, in the order of their declarations."""
         return [(metric, list(self._values[name].items())) for name, metric in METRICS.items() if name in self._values]
 
-    def histograms(self) -> list[tuple[Metric, Sequence[tuple[LabelValues, Durations]]]]:
-        """Return the histograms."""
-        return [
-            (metric, list(self._durations.items()))
-            for metric in METRICS.values()
-            if metric.kind is Kind.HISTOGRAM and self._durations
-        ]
+    def histograms(self) -> list[tuple[Metric, Sequence[tuple[LabelValues, Histogram]]]]:
+        """Return the histograms, in the order of their declarations."""
+        found = self._histograms
+        return [(metric, list(found[name].items())) for name, metric in METRICS.items() if name in found]
 
     def _labels(self, metric: Metric, labels: dict[str, str]) -> LabelValues:
         if labels.keys() != set(metric.labels):

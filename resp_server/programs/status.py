@@ -22,8 +22,13 @@ from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
 DESCRIPTION = "List the jobs of a running server: keys, epoch, lag, age and rates, one line per job."
-SOURCE_LAG, UNKNOWN = "SOURCE LAG", "-"
-JOB_COLUMNS = ("JOB", "STATES", "KEYS", "EPOCH", "LAG", SOURCE_LAG, "AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION")
+UNKNOWN = "-"
+# Columns that the table has only if the fact is known of a job.
+SOURCE_LAG, RECORD_DELAY = OPTIONAL_COLUMNS = ("SOURCE LAG", "RECORD DELAY")
+JOB_COLUMNS = (
+    *("JOB", "STATES", "KEYS", "EPOCH", "LAG", SOURCE_LAG, RECORD_DELAY),
+    *("AGE", "EPOCHS/MIN", "CHANGES/MIN", "CONDITION"),
+)
 STATE_COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "BYTES")
 WATCH_S = 2
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
@@ -164,12 +169,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _job_rows(jobs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the rows of the jobs' table; without the source lag, if it is known of no job."""
+    """Return the rows of the jobs' table, without optional columns in which nothing is known."""
     rows = [JOB_COLUMNS, *map(_job_row, jobs)]
-    place = JOB_COLUMNS.index(SOURCE_LAG)
-    if any(row[place] != UNKNOWN for row in rows[1:]):
-        return rows
-    return [row[:place] + row[place + 1 :] for row in rows]
+    columns = zip(*rows, strict=True)
+    shown = (each for each in columns if each[0] not in OPTIONAL_COLUMNS or set(each[1:]) - {UNKNOWN})
+    return list(zip(*shown, strict=True))
 
 
 def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
@@ -187,6 +191,7 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         _number(job["applied"]),
         UNKNOWN if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms",
         _source_lag(job),
+        _record_delay(job),
         UNKNOWN if job["age_ms"] is None else _duration(job["age_ms"] / 1000),
         _number(job["epochs_per_minute"]),
         _number(job["changes_per_minute"]),
@@ -199,6 +204,13 @@ def _source_lag(job: dict[str, Any]) -> str:
     if job.get("source_lag_records") is None:  # also a server of an older version
         return UNKNOWN
     return f"{job['source_lag_records']:,} records, {_duration(job['source_lag_age_ms'] / 1000)} ago"
+
+
+def _record_delay(job: dict[str, Any]) -> str:
+    """Return the median and 99th percentile of the times from records to readers; `UNKNOWN` if nobody knows."""
+    if job.get("record_delay_p50_ms") is None:  # also a server of an older version
+        return UNKNOWN
+    return f"p50 {job['record_delay_p50_ms']:,} ms, p99 {job['record_delay_p99_ms']:,} ms"
 
 
 def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:

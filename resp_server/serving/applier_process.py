@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from resp_server.serving.job_catalog import ApplierEvent, JobCatalog
 from resp_server.serving.log_watch import LogWatch
 from state_backend import log_lines
 from state_backend.apply.idle_job import IdleJob
+from state_backend.apply.record_delays import joined
 from state_backend.log.time_travel import Moment
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError, StoreError
@@ -91,22 +92,30 @@ class AppliedEpochs:
     def __init__(self) -> None:
         # The number of epochs, and the time in ns; `_former`: of the processes that have ended.
         self._total = self._former = (0, 0)
+        self._delays: Mapping[str, Any] | None = None
+        self._former_delays: Mapping[str, Any] | None = None
         self._newest: tuple[int, int] | None = None
         self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT_EPOCHS)
 
     def begin_process(self) -> None:
         """Record that a new process begins, which counts from zero."""
-        self._former = self._total
+        self._former, self._former_delays = self._total, self._delays
 
     def fields_with(self, event: ApplierEvent) -> dict[str, Any]:
         """Add what a process reports, and return the fields of the job."""
         epochs, spent_ns = self._former
         self._total = (epochs + event["applied_epochs"], spent_ns + event["apply_ns"])
+        self._delays = joined(self._former_delays, event["record_delays"])
         epoch = event["term"], event["applied"]
         if epoch != self._newest and event["applied"] >= 0:
             self._recent.append((event["committed_clock_ms"], event["changes"]))
             self._newest = epoch
-        return {"applied_epochs": self._total[0], "apply_ns": self._total[1], "recent_epochs": list(self._recent)}
+        return {
+            "applied_epochs": self._total[0],
+            "apply_ns": self._total[1],
+            "recent_epochs": list(self._recent),
+            "record_delays": self._delays,
+        }
 
 
 class EpochWaiters:

@@ -135,6 +135,7 @@ class SinkOptions:
     catch_up_timeout_s: float | None = CATCH_UP_TIMEOUT_S
     takeover: bool = False
     skips_bad_rows: bool = False
+    record_time: str | None = None
 
 
 class Publisher:
@@ -249,7 +250,14 @@ class Publisher:
         shuffle = self._shuffle_plan_of(batch)
         plan = placement.plan_of(self._options.log)
         plans = tuple(replace(each, skips_bad_rows=self._options.skips_bad_rows) for each in shuffle.plans(clock_ms))
-        write_task = task.Task(self._options.log, writer.folder, batch_id, plans, plan)
+        write_task = task.Task(
+            self._options.log,
+            writer.folder,
+            batch_id,
+            plans,
+            plan,
+            clock_ms=None if self._options.record_time is None else clock_ms,
+        )
         partitions = partitions_of(batch.sparkSession)
         has_hashes = shuffle.has_unique_keys
         can_skip = bool(shuffle.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
@@ -278,7 +286,8 @@ class Publisher:
         """Return the plan of the shuffle, made once per schema, because each call of Spark takes a millisecond."""
         if self._shuffle_plan is None or self._shuffle_plan.schema != batch.schema:
             assert self._writer is not None
-            self._shuffle_plan = ShufflePlan.of(batch, self._options.states, self._writer.job)
+            options = self._options
+            self._shuffle_plan = ShufflePlan.of(batch, options.states, self._writer.job, options.record_time)
         return self._shuffle_plan
 
     def _announce_and_wait(self, job: str, epoch: int, *, is_first: bool) -> None:

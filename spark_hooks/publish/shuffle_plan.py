@@ -14,6 +14,8 @@ A row of the query becomes one row of the plan for each state that it belongs to
     e0            the row's expiry
     r0            true: the list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
+    t             the time of the record in milliseconds since 1970, if the sink has `record_time=`; of rows
+                  that are reduced to one, the earliest
     u             a hash of the key and the field; only if rows are not shuffled, and a second row of a key is an error
     s0, l0, x0 ...   the sum, the minimum, the maximum; in place of values, if all states reduce (see `reductions`).
                   Then Spark reduces the rows of a key and field to one, after the shuffle
@@ -59,8 +61,12 @@ class ShufflePlan:
     aggregates: tuple[Column, ...] = ()
 
     @classmethod
-    def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str) -> Self:
-        """Make the plan for some states. Takes a few hundred calls of Spark."""
+    def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str, record_time: str | None = None) -> Self:
+        """Make the plan for some states. Takes a few hundred calls of Spark.
+
+        Args:
+            record_time: The timestamp column whose values the column t has.
+        """
         of_states = [StateColumns(state, job) for state in states]
         is_folded = all(each.can_be_folded(df) for each in of_states)
         columns = [each.selected(df, is_folded) for each in of_states]
@@ -80,6 +86,8 @@ class ShufflePlan:
             for role in FOLDED_ROLES
             for index, type_ in enumerate(shared.types[role])
         ]
+        time = () if record_time is None else (F.unix_millis(F.col(f"`{record_time}`")).alias("t"),)
+        times = [F.col("t")] * len(time)
         data = ["g", *shared.names("k", "f", "b", "v", "d", "e", "r")]
         row_hash = F.xxhash64(*map(comparable, data)).alias("h")
         names = shared.names("k", "f")
@@ -96,18 +104,19 @@ class ShufflePlan:
                 each.plan(df, _renamed(names), is_folded)
                 for each, names in zip(of_states, names_of_states, strict=True)
             ),
-            selected=(_expanded(states, rows, shared),) if _is_expanded(states) else _row(0, rows[0]),
+            selected=(_expanded(states, rows, shared, time),) if _is_expanded(states) else (*_row(0, rows[0]), *time),
             order=tuple(map(comparable, ["g", *shared.names("k", "f", *order)])) if is_ordered else (F.col("g"),),
-            output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
+            output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"), *times)
             if is_folded
-            else (*map(F.col, data), row_hash),
-            unshuffled=(*map(F.col, data[1:]), row_hash, *key_hash) if can_skip_shuffle else (),
+            else (*map(F.col, data), row_hash, *times),
+            unshuffled=(*map(F.col, data[1:]), row_hash, *key_hash, *times) if can_skip_shuffle else (),
             has_unique_keys=has_unique_keys,
             groups=("g", *groups) if is_folded else (),
             aggregates=(
                 *(part for parts, _ in folds for part in parts),
                 # The lower half of each hash: a sum of full hashes overflows a bigint.
                 F.sum(F.xxhash64(*map(F.col, shared.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias("h"),
+                *(F.min(each).alias("t") for each in times),
             ),
         )
 
@@ -250,11 +259,16 @@ def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
     return len(states) > 1 or states[0].where is not None
 
 
-def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], shared: _SharedColumns) -> Column:
+def _expanded(
+    states: Sequence[StateDescriptor],
+    rows: Sequence[dict[str, Column]],
+    shared: _SharedColumns,
+    time: tuple[Column, ...],
+) -> Column:
     """Return the generator of one row of the plan per state; all null if a row does not belong to the state."""
     empty = shared.empty()
     generated = []
     for number, (state, row) in enumerate(zip(states, rows, strict=True)):
-        full_row = F.struct(*_row(number, empty | row))
+        full_row = F.struct(*_row(number, empty | row), *time)
         generated.append(full_row if state.where is None else F.when(F.expr(state.where), full_row))
     return F.inline(F.array(*generated))

@@ -122,6 +122,7 @@ def _sink_options_of(
     takeover: bool,
     catch_up_timeout: float | None,
     on_bad_key: OnBadKey,
+    record_time: str | None,
     query: StreamingQuery | None = None,
 ) -> SinkOptions:
     """Validate the arguments of a call.
@@ -138,6 +139,7 @@ def _sink_options_of(
     check_timeout(catch_up_timeout)
     described = _checked_states(df, states, job, arguments)
     _check_folded(described, mode, df, query)
+    _check_record_time(df, record_time)
     partitions_of(df.sparkSession)
     # Under Spark Connect the server writes the log, and this process may not reach its storage.
     root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
@@ -159,7 +161,21 @@ def _sink_options_of(
         catch_up_timeout,
         takeover,
         skips_bad_rows=on_bad_key == "skip",
+        record_time=record_time,
     )
+
+
+def _check_record_time(df: DataFrame, record_time: str | None) -> None:
+    if record_time is None:
+        return
+    types = dict(df.dtypes)
+    if types.get(record_time) != "timestamp":
+        found = f"has the type {types[record_time]}" if record_time in types else "is not a column of the DataFrame"
+        named = [name for name, type_ in df.dtypes if type_ == "timestamp"]
+        raise DescriptorError(
+            f"record_time= is a column of the type timestamp, and {record_time!r} {found}; such columns: "
+            f"{', '.join(named) or 'none'}"
+        )
 
 
 def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, query: StreamingQuery | None) -> None:
@@ -239,6 +255,7 @@ def queryable(
     takeover: bool = False,
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     on_bad_key: OnBadKey = "fail",
+    record_time: str | None = None,
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
     """Return a writer whose query publishes the rows of a streaming DataFrame as state for Redis clients.
@@ -264,6 +281,8 @@ def queryable(
             catches up. 0: readers see the new state at once. None: no limit.
         on_bad_key: For a row that cannot be written, such as one with a null in its key: `fail` fails the micro-batch,
             `skip` leaves the row out, counts it, and logs one example of each micro-batch.
+        record_time: A timestamp column with the time of each record, such as Kafka's `timestamp`: servers then measure
+            the time from there until clients can read the record. Default: it is not measured.
         **columns: For a single state: the arguments of `StateDescriptor`, such as `key=` and `value=`.
 
     Returns:
@@ -308,6 +327,7 @@ def queryable(
         takeover=takeover,
         catch_up_timeout=catch_up_timeout,
         on_bad_key=on_bad_key,
+        record_time=record_time,
     )
     if is_connect(df):
         # Imported here: it needs packages that only clients of Spark Connect have.
@@ -352,6 +372,7 @@ def publish(
     takeover: bool = False,
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     on_bad_key: OnBadKey = "fail",
+    record_time: str | None = None,
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
@@ -373,6 +394,7 @@ def publish(
         takeover: As for `queryable`.
         catch_up_timeout: As for `queryable`.
         on_bad_key: As for `queryable`.
+        record_time: As for `queryable`.
         checkpoint: The query's checkpoint. Spark Connect needs it, and `job` as well; classic Spark ignores it.
         **columns: For a single state: the arguments of `StateDescriptor`.
 
@@ -418,6 +440,7 @@ def publish(
             takeover,
             catch_up_timeout,
             on_bad_key,
+            record_time,
         )
         active = _published.get(key)
         if active is not None and active.run == run:
@@ -435,6 +458,7 @@ def publish(
                 progress=progress,
                 catch_up_timeout=catch_up_timeout,
                 on_bad_key=on_bad_key,
+                record_time=record_time,
                 query=run.query,
                 takeover=takeover,
             )

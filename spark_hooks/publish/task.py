@@ -22,6 +22,7 @@ from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import ChangeFile, EpochContent, to_stream
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import LogWriter
+from state_backend.log.record_ages import RecordAges, ages_in, ages_json, ages_of, total_of
 from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
 logger = logging.getLogger("sparkis.sink")
@@ -29,7 +30,7 @@ logger = logging.getLogger("sparkis.sink")
 # The schema of the one row that a task returns, as Spark's DDL.
 RESULT = (
     "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary, "
-    "skipped long, example string"
+    "skipped long, example string, ages string"
 )
 # The schema of `as_streams`.
 STREAMS = "stream binary"
@@ -52,6 +53,7 @@ class Task:
     Args:
         hashes_max: The task returns the hashes of its keys, unless it has more rows than this; None: it returns no
             hashes.
+        clock_ms: The epoch's clock reading, if the ages of records are to be counted; then rows have the column t.
     """
 
     log: str
@@ -60,6 +62,7 @@ class Task:
     plans: tuple[RowPlan, ...]
     placement: ServerPlan | None = None
     hashes_max: int | None = None
+    clock_ms: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
@@ -69,7 +72,7 @@ class Task:
         """
         ensure_state_server(self.placement)
         digest, skipped = [0], SkippedRows()
-        rows = 0
+        rows, ages = 0, list[RecordAges]()
         hashes: list[npt.NDArray[np.int64]] | None = None if self.hashes_max is None else []
 
         def counted(runs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -77,6 +80,11 @@ class Task:
             for run in runs:
                 rows += run.num_rows
                 yield run
+
+        def with_ages(batches: Iterator[pa.RecordBatch], clock_ms: int) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                ages.append(ages_of(batch.column("t").drop_null().to_numpy(), clock_ms))
+                yield batch
 
         def with_hashes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             remaining = self.hashes_max or 0
@@ -88,6 +96,8 @@ class Task:
                     hashes.append(batch.column("u").to_numpy())
                 yield batch
 
+        if self.clock_ms is not None:
+            batches = with_ages(batches, self.clock_ms)
         file, inline, error, is_log_error = None, None, None, False
         try:
             writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
@@ -111,6 +121,7 @@ class Task:
                 "hashes": pa.array([None if hashes is None else b"".join(map(bytes, hashes))], pa.binary()),
                 "skipped": pa.array([skipped.count], pa.int64()),
                 "example": pa.array([skipped.example or None], pa.string()),
+                "ages": pa.array([json.dumps(ages_json(total_of(ages))) if ages else None], pa.string()),
             }
         )
 
@@ -183,6 +194,7 @@ def commit(
         replaces=replaces,
         offsets=offsets,
         skipped_rows=changes.skipped_rows,
+        record_ages=changes.record_ages,
     )
 
 
@@ -195,4 +207,5 @@ def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochC
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,
         skipped_rows=sum(each.skipped for each in results),
+        record_ages=total_of(ages_in(json.loads(each.ages)) for each in results if each.ages is not None),
     )

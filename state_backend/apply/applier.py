@@ -16,6 +16,7 @@ The process ends at the end of the input. It writes one JSON object per line to 
         file (null: it was not read), `changes` the number of its changes in all slots; `applied_epochs` and `apply_ns`:
         the epochs that this process applied, and the time in which it did; `is_full`: the error is a full store;
         `source_lag`: how far the visible epoch is behind the query's sources (see `source_lag`), null if unknown;
+        `record_delays`: the times from records until they were readable (see `record_delays`), null if unknown;
         `state_bytes`: the bytes of each state in the newest snapshot (see `epochs`); `is_incomplete`, `slots` and the
         rest are as in "open"
     {"event": "damaged"}
@@ -66,6 +67,7 @@ from state_backend.apply.compactor import Compactor
 from state_backend.apply.epoch_source import EpochSource
 from state_backend.apply.heartbeats import WriterHeartbeats
 from state_backend.apply.log_status import LogStatus
+from state_backend.apply.record_delays import RecordDelays
 from state_backend.apply.reports import DesiredSlots, Progress, Reports
 from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import Backfill
@@ -148,7 +150,8 @@ class Applier:
         self._desired = DesiredSlots(slots)
         self._log_status = LogStatus(self._log)
         self._reports = Reports(report, self._desired, self._log_status, as_of_ms)
-        self._progress = Progress()
+        # A process with a verified store follows one that ended because the job rested: no epoch waited for a server.
+        self._progress = Progress(RecordDelays(0 if is_verified else now_ms()))
         self._description: Description | None = None
         self._writer = ""  # the writer whose epochs are known to lead to the store's epoch
         self._changed = 0  # changes since free memory was released
@@ -431,6 +434,8 @@ class Applier:
         began_ns = time.perf_counter_ns()
         self._changed += self._store.apply(changes, self._description.all_states)
         progress.applied(epoch, time.perf_counter_ns() - began_ns)
+        if self._reports.store in (None, self._store.path):
+            progress.record_delays.add(epoch, now_ms())
         if self._compactor is not None:
             self._compactor.applied(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)

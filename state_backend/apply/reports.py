@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from state_backend.apply.log_status import LogStatus
+from state_backend.apply.record_delays import RecordDelays
 from state_backend.apply.store_log import StoreLog
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.epochs import Epoch, EpochRef
@@ -34,6 +35,7 @@ class DesiredSlots:
 class Progress:
     """The last epoch of the store that is being written, and the work of this process."""
 
+    record_delays: RecordDelays  # of this process
     origin: int = 0  # the origin of the store's epochs (see `epochs`)
     skipped_rows: int = 0  # up to the last epoch
     changes: int = 0  # of the last epoch, in all slots
@@ -60,6 +62,7 @@ class VisibleStore(NamedTuple):
     applied_epochs: int = 0
     apply_ns: int = 0
     skipped_rows: int = 0
+    record_delays: Mapping[str, Any] | None = None
     is_incomplete: bool = False
 
 
@@ -129,6 +132,7 @@ class Reports:
             applied_epochs=progress.applied_epochs,
             apply_ns=progress.apply_ns,
             skipped_rows=progress.skipped_rows,
+            record_delays=progress.record_delays.report(),
             is_incomplete=is_incomplete,
         )
 
@@ -151,6 +155,7 @@ class Reports:
             "is_full": is_full,
             "state_bytes": self._log_status.state_bytes,
             "source_lag": source_lag,
+            "record_delays": visible.record_delays,
             **self._visible_fields(),
         }
         if report != self.last:

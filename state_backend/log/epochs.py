@@ -14,6 +14,7 @@
     offsets             end offsets of the query's sources, as in its checkpoint; [] if unknown
     log_bytes           bytes of changes of all epochs up to this one; older versions do not write it
     skipped_rows        rows of all epochs up to this one that were left out, because they cannot be written; missing: 0
+    record_ages         the number of records by their age (see `record_ages`); missing: unknown
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
@@ -29,10 +30,11 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from state_backend.log.checked_json import checked_object, with_checksum
+from state_backend.log.record_ages import RecordAges, ages_in, ages_json
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.formats import WRITER, check_format
 from state_backend.model.records import positions_in
@@ -103,6 +105,7 @@ class EpochContent:
     Args:
         replaces: The states whose full content this is.
         skipped_rows: The rows that were left out, because they cannot be written.
+        record_ages: The ages of the records (see `record_ages`); empty: unknown.
     """
 
     files: Sequence[ChangeFile] = ()
@@ -111,6 +114,7 @@ class EpochContent:
     digest: int = 0
     replaces: tuple[str, ...] = ()
     skipped_rows: int = 0
+    record_ages: RecordAges = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Epoch:
     slots: SlotSet = ALL
     offsets: tuple[str, ...] = ()
     state_bytes: Mapping[str, int] | None = None
+    record_ages: RecordAges = field(default_factory=dict)
 
     @property
     def ref(self) -> EpochRef:
@@ -166,6 +171,8 @@ class Epoch:
         }
         if self.skipped_rows:
             content["skipped_rows"] = self.skipped_rows
+        if self.record_ages:
+            content["record_ages"] = ages_json(self.record_ages)
         if self.slots != ALL:
             content["slots"] = str(self.slots)
         if self.state_bytes is not None:
@@ -201,6 +208,7 @@ class Epoch:
             offsets=tuple(content["offsets"]),
             slots=SlotSet.parse(content["slots"]) if "slots" in content else ALL,
             state_bytes=content.get("state_bytes"),
+            record_ages=ages_in(content.get("record_ages", {})),
         )
 
 

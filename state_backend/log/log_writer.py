@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 from zlib import crc32
 
@@ -23,6 +23,7 @@ from state_backend.log.epochs import ChangeFile, Epoch, runs_in
 from state_backend.log.fencing import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
+from state_backend.log.record_ages import RecordAges
 from state_backend.log.terms import Description, Term
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name, check_states
@@ -318,6 +319,7 @@ class LogWriter:
         replaces: tuple[str, ...] = (),
         offsets: tuple[str, ...] = (),
         skipped_rows: int = 0,
+        record_ages: RecordAges = MappingProxyType({}),
     ) -> bool:
         """Make an epoch visible; False if it was committed before.
 
@@ -352,6 +354,7 @@ class LogWriter:
             format=self._description.format,
             offsets=offsets,
             skipped_rows=skipped_rows + (self.last.skipped_rows if self.last else 0),
+            record_ages=record_ages,
         )
         self._check_files(epoch)
         epoch = self._move_inline(epoch)

@@ -56,6 +56,8 @@ class Job:
         state_bytes: The bytes of each state, in all slots, in the newest snapshot in the log; None if there is no
             snapshot, or an old one.
         source_lag: How far the visible epoch is behind the query's sources (see `log.source_lag`); None: unknown.
+        record_delays: The times from records until this server's clients could read them (see `apply.record_delays`);
+            None: unknown.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Job:
     apply_ns: int = 0
     state_bytes: Mapping[str, int] | None = None
     source_lag: Mapping[str, Any] | None = None
+    record_delays: Mapping[str, Any] | None = None
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""

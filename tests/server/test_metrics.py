@@ -105,8 +105,9 @@ def write_log(log: Path) -> LogWriter:
 
 
 def commit_offsets(writer: LogWriter, epoch: int) -> None:
-    """Commit an epoch that only has offsets of its source: `publish` has none."""
-    writer.commit(epoch, clock_ms=writer.clock_ms(), offsets=('{"cars":{"0":10}}',))
+    """Commit an epoch that only has offsets of its source and ages of records: `publish` has none."""
+    offsets = ('{"cars":{"0":10}}',)
+    writer.commit(epoch, clock_ms=writer.clock_ms(), offsets=offsets, record_ages={0: 30, 40: 10})
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +198,14 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
     assert found["sparkis_job_apply_seconds_total", ("job",)] > 0
     commit_offsets(writer, epoch + 1)
     eventually(lambda: scraped.samples()["sparkis_job_epoch", ("job",)], lambda seen: seen == epoch + 1)
+    counted = eventually(
+        lambda: scraped.samples().get(("sparkis_record_delay_seconds_count", ("job",)), 0), lambda seen: seen > 0
+    )
+    found = scraped.samples()
+    name = "sparkis_record_delay_seconds"
+    assert counted == found[f"{name}_bucket", ("job", "+Inf")] == 40
+    assert found[f"{name}_bucket", ("job", "1.0")] <= 30, "the age of 1.02 s is part of the delay"
+    assert found[f"{name}_sum", ("job",)] >= 10 * 1.02
 
 
 def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
@@ -218,7 +227,8 @@ def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
     unknown = {"sparkis_state_bytes", "sparkis_source_lag_records", "sparkis_source_lag_age_seconds"}
     assert behind.names() | unknown == declared(PROXY, UPSTREAM)
     assert registry.names() == declared(REGISTRY)
-    # No client has asked the state server anything.
+    # No client has asked the state server anything, and its job's epochs are older than it.
+    counted |= {"sparkis_record_delay_seconds"}
     assert state_server.names() | counted == declared(STATE_SERVER)
 
 

@@ -41,6 +41,11 @@ class Scene:
         self.writer.start(number)
         self.writer.commit(number, clock_ms=self.writer.clock_ms(), offsets=offsets)
 
+    def commit_ages(self, number: int, ages: dict[int, int]) -> None:
+        """Commit an epoch whose records have these ages."""
+        self.writer.start(number)
+        self.writer.commit(number, clock_ms=self.writer.clock_ms(), record_ages=ages)
+
     def wait_for(self, *expected: Any) -> None:
         """Wait until each server, and the proxy, say this of the source."""
         for each in (*self.servers, self.proxy):
@@ -101,6 +106,23 @@ def test_lag_follows_heartbeats_and_epochs_and_is_unknown_until_then(scene: Scen
     scene.commit(2, '{"logOffset":7}')
     scene.wait_for(*UNKNOWN)
     assert "SOURCE LAG" not in status(scene.proxy)
+
+
+def test_record_delays_are_shown_once_an_epoch_has_ages(scene: Scene) -> None:
+    assert "RECORD DELAY" not in status(scene.proxy)
+    scene.commit_ages(3, {0: 98, 80: 2})
+    for each in (*scene.servers, scene.proxy):
+        with each.connect() as client:
+            found = eventually(lambda: delays_of(client), lambda found: found[1] is not None)
+            assert found[0] < found[1] and found[1] >= 2**20 - 1
+    assert "RECORD DELAY" in status(scene.proxy) and "p99 1,04" in status(scene.proxy)
+
+
+def delays_of(client: Connection) -> list[Any]:
+    """Return the quantiles of a job's record delays."""
+    [row] = client.call("STATE", "LAG").plain
+    fields = dict(zip(row[::2], row[1::2], strict=True))
+    return [fields[b"record_delay_p50_ms"], fields[b"record_delay_p99_ms"]]
 
 
 def status(server: Running) -> str:

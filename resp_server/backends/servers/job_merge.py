@@ -141,7 +141,7 @@ def _progress(rows: Sequence[Row]) -> Row:
     age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
     largest = ("stale", "incomplete", "skipped_rows", "epochs_per_minute", "changes_per_minute")
     flags = {name: max(row.get(name, 0) for row in rows) for name in largest}
-    age |= _source_lag(rows)
+    age |= _source_lag(rows) | _record_delays(rows)
     held_back = max(rows, key=lambda row: -1 if row["held_back_epoch"] is None else row["held_back_epoch"])
     age |= {"held_back_epoch": held_back["held_back_epoch"], "held_back_since": held_back["held_back_since"]}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
@@ -158,6 +158,12 @@ def _source_lag(rows: Sequence[Row]) -> Row:
         return {}
     furthest = max(named, key=lambda row: math.inf if row["source_lag_records"] is None else row["source_lag_records"])
     return {name: value for name, value in furthest.items() if name.startswith("source_")}
+
+
+def _record_delays(rows: Sequence[Row]) -> Row:
+    """Return the longest delays of the servers that know some, because all count the same records."""
+    names = ("record_delay_p50_ms", "record_delay_p99_ms")
+    return {name: _largest(row.get(name) for row in rows) for name in names if any(name in row for row in rows)}
 
 
 def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:

@@ -47,6 +47,9 @@ def test_an_unknown_source_lag_is_not_zero() -> None:
     known = job(source_lag_records=0, source_lag_age_ms=5)
     assert (known.source_lag_records, known.source_lag_age_ms) == (0, 5)
     assert job().source_lag_records is job(source_lag_records=None).source_lag_records is None
+    delays = job(record_delay_p50_ms=0, record_delay_p99_ms=7)
+    assert (delays.record_delay_p50_ms, delays.record_delay_p99_ms) == (0, 7)
+    assert job().record_delay_p50_ms is job(record_delay_p99_ms=None).record_delay_p99_ms is None
 
 
 def test_an_older_server_leaves_facts_out() -> None:

@@ -21,6 +21,8 @@ UNKNOWN_SOURCE = {
     b"source_lag_age_ms": None,
     b"source_partitions": [],
     b"source_partition_lags": [],
+    b"record_delay_p50_ms": None,
+    b"record_delay_p99_ms": None,
 }
 SYNTAX = b"-ERR syntax error\r\n"
 NOT_INTEGER = b"-ERR value is not an integer or out of range\r\n"
@@ -373,6 +375,8 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
     keyspace.jobs["job"].source_lag = {"records": 5, "at_ms": NOW_MS - 250, "partitions": {"a/0": 5, "a/1": 0}}
     lag |= {b"source_lag_records": 5, b"source_lag_at": b"2023-11-14T22:13:19.750Z", b"source_lag_age_ms": 250}
     lag |= {b"source_partitions": [b"a/0", b"a/1"], b"source_partition_lags": [5, 0]}
+    keyspace.jobs["job"].record_delays = {"counts": [3], "sum_ms": 60, "p50_ms": 20, "p99_ms": 31}
+    lag |= {b"record_delay_p50_ms": 20, b"record_delay_p99_ms": 31}
     assert client.ask("STATE LAG") == encode([lag], 3)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from resp_server.exporter.declarations import LABELS, METRICS, OTHER, Kind, Merge
 from resp_server.exporter.exposition import text_of
-from resp_server.exporter.scrape import BUCKET_BITS, NS_PER_S, Scrape
+from resp_server.exporter.scrape import BUCKET_BITS, NS_PER_S, Histogram, Scrape, durations_of
 from resp_server.metrics.stats import CommandStats
 from tests.unit.resp_server.exporter.scraped import OPEN_METRICS, samples
 
@@ -49,9 +49,10 @@ def test_a_histogram_counts_each_call_once_and_its_buckets_only_grow() -> None:
     fast.count(1000, 1000 * 1023)  # just below the first bound
     fast.count(1, 1024)  # and just above
     slow.count(1, 60_000_000_000)  # longer than the last bound
-    scrape.add_durations("string", fast)
-    scrape.add_durations("string", slow)
-    scrape.add_durations("hash", slow)
+    scrape.add_histogram("command_duration_seconds", durations_of(fast), group="string")
+    scrape.add_histogram("command_duration_seconds", durations_of(slow), group="string")
+    scrape.add_histogram("command_duration_seconds", durations_of(slow), group="hash")
+    scrape.add_histogram("record_delay_seconds", Histogram((0.5, 2.0), [3, 4, 5], 60.5), job_name="string")
     found = samples(scrape)
     name = "sparkis_command_duration_seconds"
     buckets = [
@@ -62,6 +63,14 @@ def test_a_histogram_counts_each_call_once_and_its_buckets_only_grow() -> None:
     assert buckets == sorted(buckets)
     assert found[f"{name}_count", ("string",)] == 1002 and found[f"{name}_count", ("hash",)] == 1
     assert math.isclose(found[f"{name}_sum", ("string",)], (1000 * 1023 + 1024) / NS_PER_S + 60)
+    name = "sparkis_record_delay_seconds"
+    assert {at: value for at, value in found.items() if at[0].startswith(name)} == {
+        (f"{name}_bucket", ("string", "0.5")): 3,
+        (f"{name}_bucket", ("string", "2.0")): 7,
+        (f"{name}_bucket", ("string", "+Inf")): 12,
+        (f"{name}_count", ("string",)): 12,
+        (f"{name}_sum", ("string",)): 60.5,
+    }
 
 
 def test_a_job_s_name_cannot_forge_a_line() -> None:

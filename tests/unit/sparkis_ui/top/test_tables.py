@@ -36,7 +36,9 @@ def found(*jobs: dict[str, Any]) -> EndpointState:
 
 def texts(name: str, known: EndpointState, order: Order = AS_THEY_COME, pattern: str = "") -> list[list[str]]:
     """Return the texts of a table's rows."""
-    return [[cell.text for cell in cells] for _, cells in rows_of(table(name), known, order, pattern)[0]]
+    rows, _ = rows_of(table(name), known, order, pattern)
+    assert {len(cells) for _, cells in rows} <= {len(table(name).columns)}
+    return [[cell.text for cell in cells] for _, cells in rows]
 
 
 def test_the_options_name_all_tables() -> None:
@@ -62,7 +64,7 @@ def test_jobs_that_fail_come_first_with_their_errors() -> None:
 def test_a_column_of_numbers_is_sorted_from_the_largest_and_unknown_ones_are_last() -> None:
     known = found(job("a", keys=2), job("b", keys=10), job("c", keys=7), job("d", age_ms=None), job("e", age_ms=1))
     jobs = table("jobs")
-    keys, age = 3, 7
+    keys, age = 3, 8
     assert [jobs.columns[column].title for column in (keys, age)] == ["KEYS", "AGE"]
     by_keys = Order().by(jobs, keys)
     assert [row[0] for row in texts("jobs", known, by_keys)] == ["b", "c", "d", "e", "a"]

@@ -162,7 +162,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
         "slots_lines",
     }
     names = {"event", "version", "committed", "committed_clock_ms", "changes", "is_stale", "error", "is_full"} | seen
-    names |= {"applied_epochs", "apply_ns", "state_bytes", "folders", "source_lag"}
+    names |= {"applied_epochs", "apply_ns", "state_bytes", "folders", "source_lag", "record_delays"}
     assert [set(event) for event in reported] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events
@@ -657,6 +657,27 @@ def test_source_lag_is_that_of_the_store_also_after_a_restart_and_from_a_snapsho
     shutil.rmtree(followed.store)
     followed.restart()
     assert followed.step()["source_lag"] == expected
+
+
+def test_records_count_once_however_often_their_epochs_are_applied(followed: Followed) -> None:
+    def commit(number: int, records: int) -> int:
+        """Commit an epoch; return how many records were counted."""
+        writer.commit(number, clock_ms=writer.clock_ms(), record_ages={4: records})
+        return sum(followed.step()["record_delays"]["counts"])
+
+    writer = followed.writer()
+    writer.commit(0, clock_ms=1, record_ages={4: 7})
+    assert followed.step()["record_delays"] is None, "the epoch is older than the process"
+    assert commit(1, 20) == 20
+    writer.commit(2, clock_ms=writer.clock_ms())
+    assert followed.step()["record_delays"]["counts"] == followed.known["record_delays"]["counts"]
+    assert commit(3, 300) == 320
+    followed.applier.delete_all_stores()
+    followed.step()
+    assert followed.known["applied"] == 3 and commit(4, 4000) == 4320, "a rebuilt store has the epochs again"
+    writer.commit(5, clock_ms=writer.clock_ms(), record_ages={4: 7})
+    followed.restart()
+    assert followed.step()["record_delays"] is None and commit(6, 1) == 1
 
 
 def test_a_store_is_not_copied_again_and_again_while_epochs_come(

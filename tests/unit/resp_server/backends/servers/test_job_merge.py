@@ -78,6 +78,20 @@ def test_source_lag_is_that_of_the_server_furthest_behind() -> None:
         assert "source_lag_records" not in found
 
 
+def test_record_delay_is_the_longest_that_a_server_knows() -> None:
+    def knowing(p50_ms: int | None, p99_ms: int | None) -> dict[str, Any]:
+        return row(job="j", record_delay_p50_ms=p50_ms, record_delay_p99_ms=p99_ms)
+
+    older = row(job="j")
+    for merged in (merged_jobs, merged_lags):
+        (found,) = merged([[older], [knowing(3, 10)], [knowing(None, None)], [knowing(2, 20)]])
+        assert (found["record_delay_p50_ms"], found["record_delay_p99_ms"]) == (3, 20)
+        (found,) = merged([[older], [knowing(None, None)]])
+        assert found["record_delay_p50_ms"] is found["record_delay_p99_ms"] is None
+        (found,) = merged([[older]])
+        assert "record_delay_p50_ms" not in found
+
+
 def test_merged_job_is_as_old_and_incomplete_as_its_worst_part() -> None:
     older = row(committed_at="2026-01-01T00:00:02.500Z", age_ms=7500, incomplete=1)
     unknown = row(committed_at=None, age_ms=None)
