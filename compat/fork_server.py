@@ -30,10 +30,19 @@ from ctypes import CDLL
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from compat.forked_child import Child
-from compat.forked_program import ARGUMENT_BYTES_MAX, CODE, PROGRAMS, import_programs, place, run_to_end, show_arguments
+from compat.forked_program import (
+    ARGUMENT_BYTES_MAX,
+    CODE,
+    PROGRAMS,
+    enter_host,
+    import_programs,
+    place,
+    run_to_end,
+    show_arguments,
+)
 
 ROOT = Path(__file__).parents[1]
 MODULE = "compat.fork_server"
@@ -60,6 +69,9 @@ class Process(subprocess.Popen[Any]):
     It overrides the method of Python 3.11 to 3.14 that starts a child. All others are right for a fork, too.
     """
 
+    # A process that holds the namespaces of the fork; 0: they are those of this process.
+    _host = 0
+
     def _execute_child(self, *given: Any, **more: Any) -> None:
         start = inspect.signature(super()._execute_child).bind(*given, **more).arguments  # type: ignore[misc]
         if not self._is_forked(start):
@@ -77,6 +89,7 @@ class Process(subprocess.Popen[Any]):
             "process_group": start["process_group"],
             "blocked_signals": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))],
             "descriptors": [*passed],
+            "host": self._host,
         }
         self.pid = _server_for(environment).start(request, [*passed.values()])
         self._child_created = True
@@ -88,6 +101,10 @@ class Process(subprocess.Popen[Any]):
 
 class ForkedProcess(Process):
     """A fork that runs a program of any kind: `-m` and a module, `-c` and code, or a file."""
+
+    def __init__(self, *given: Any, host: int = 0, **more: Any) -> None:
+        self._host = host
+        super().__init__(*given, **more)
 
     def _is_forked(self, start: Mapping[str, Any]) -> bool:
         return sys.platform == "linux"
@@ -126,10 +143,18 @@ async def _started(*command: str, limit: int = 1 << 16, **options: Any) -> Any:
     return child
 
 
-def forked(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Run a program with the arguments that a Python takes; stdin and stdout are pipes."""
+def forked(
+    arguments: Sequence[str], environment: Mapping[str, str], *, errors: IO[bytes] | None = None, host: int = 0
+) -> subprocess.Popen[bytes]:
+    """Run a program with the arguments that a Python takes; stdin and stdout are pipes.
+
+    Args:
+        errors: Its standard error; None: that of this process.
+        host: The process that holds the namespaces in which the program runs; 0: those of this process.
+    """
     pipe = subprocess.PIPE
-    return ForkedProcess([sys.executable, *arguments], stdin=pipe, stdout=pipe, env=environment)
+    words = [sys.executable, *arguments]
+    return ForkedProcess(words, stdin=pipe, stdout=pipe, stderr=errors, env=environment, host=host)
 
 
 class ForkServer:
@@ -215,6 +240,8 @@ def _fork_on_request(requests: socket.socket) -> NoReturn:
         (reading, writing), (begun, begin_it) = os.pipe(), os.pipe()
         between = os.fork()
         if not between:
+            told = json.loads(request)
+            enter_host(told["host"])
             if child := os.fork():
                 os.write(writing, b"%d" % child)
                 os._exit(0)
@@ -223,7 +250,7 @@ def _fork_on_request(requests: socket.socket) -> NoReturn:
             requests.close()
             os.read(begun, 1)  # until it is a child of the process that asks
             os.close(begun)
-            _become(json.loads(request), descriptors)
+            _become(told, descriptors)
         os.close(writing)
         os.waitpid(between, 0)
         os.close(begin_it)

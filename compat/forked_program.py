@@ -35,6 +35,8 @@ OF_COMMANDS = (
 )
 # A fork's descriptors get their numbers from numbers that none of them has.
 ASIDE = 512
+# The namespaces of a host: network, mounts, name, processes (`CLONE_NEW*`).
+NAMESPACES = 0x40000000 | 0x00020000 | 0x04000000 | 0x20000000
 # The room for the arguments that `ps` shows (guess).
 ARGUMENT_BYTES_MAX = 4096
 
@@ -45,6 +47,15 @@ def import_programs() -> None:
         import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork would write to all pages
+
+
+def enter_host(pid: int) -> None:
+    """Have this process, which has one thread, and its children be in the namespaces of a process; 0: stay."""
+    if pid:
+        descriptor = os.pidfd_open(pid)
+        if ctypes.CDLL(None).setns(descriptor, NAMESPACES):
+            os._exit(1)
+        os.close(descriptor)
 
 
 def place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:

@@ -20,7 +20,9 @@ from compat.conformance.servers import free_port
 from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client, ClientError
+from resp_server.registry.registry_file import RECORD_FILE
 from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import open_filesystem
 
 TOKEN = "chaos"
 START_S_MAX = 120.0
@@ -59,12 +61,12 @@ class Process:
 class ClusterRecord:
     """What a log says about the job and the cluster that serves it."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path | str) -> None:
+        self._log = str(log)
 
     def committed(self) -> int:
         """Return the last committed epoch; -1 before the first."""
-        log = ChangeLog(str(self._log)).job(JOB)
+        log = ChangeLog(self._log).job(JOB)
         current = log.current()
         newest = None if current is None else log.newest(current)
         return -1 if newest is None else newest.epoch
@@ -79,7 +81,10 @@ class ClusterRecord:
         return topology
 
     def _registry(self) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads((self._log / "registry.json").read_text())
+        stored = open_filesystem(self._log).read(RECORD_FILE)
+        if stored is None:
+            raise FileNotFoundError(f"{self._log} has no {RECORD_FILE}")
+        record: dict[str, Any] = json.loads(stored)
         return record
 
     def owners(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Readers that read without a pause: connections to proxies, each reading its share of the keys in turn.
+"""Readers that read all the time: connections to proxies, each reading its share of the keys in turn.
 
 A connection reads keys of neighbouring slots, which one server owns, so a slow server does not delay other keys. When
 it is refused or broken, the reader connects to the next proxy, as a client with several addresses does.
@@ -33,13 +33,22 @@ Address = tuple[str, int]
 
 
 class Readers:
-    """Runs the readers in its own thread. network: what the thread enters, such as another host's network."""
+    """Runs the readers in its own thread.
+
+    Args:
+        network: What the thread enters, such as another host's network.
+        pause_s: How long a connection pauses after each reply.
+    """
 
     def __init__(
-        self, addresses: Sequence[Address], network: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        addresses: Sequence[Address],
+        network: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self._addresses = list(addresses)
-        self._network = network
+        self._network, self._pause_s = network, pause_s
         self._judge = Judge(time.monotonic())
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -133,7 +142,7 @@ class Readers:
             with self._lock:
                 is_one_epoch = count % ROUND != ROUND // 2
                 self._judge.record_reply(group, found, seen, time.monotonic(), is_one_epoch=is_one_epoch)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _read(self, connection: Connection, group: int, turn: int) -> tuple[list[Found], object]:
         """Send the request of a turn; return what was found, and an error if there is one."""

@@ -1,24 +1,30 @@
-"""A relay between a proxy and a server, which can cut a connection within a reply."""
+"""A relay between a client and a server, which can cut a connection within a reply."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 READ_BYTES = 1 << 16
 
 
 class Relay:
-    """Forwards bytes in its own thread, until `cut`. Listens on a free port of this machine."""
+    """Forwards bytes in its own thread, until `cut`. Listens on a free port of this machine.
 
-    def __init__(self) -> None:
+    network: what the thread enters before it connects to the server, such as another host's network.
+    """
+
+    def __init__(self, network: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._network = network
         self._loop = asyncio.new_event_loop()
         self._target: tuple[str, int] | None = None
         self._cuts = 0
         self.made_cuts = 0
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
         self._thread.start()
 
     def route_to(self, host: str, port: int) -> None:
@@ -33,6 +39,10 @@ class Relay:
         """Stop the relay."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _run(self) -> None:
+        with self._network():
+            self._loop.run_forever()
 
     def _add_cuts(self, count: int) -> None:
         self._cuts += count

@@ -1,8 +1,9 @@
 """An S3 server in a process of its own: moto's, with one bucket.
 
-    python -m compat.object_store.s3_server BUCKET
+    python -m compat.object_store.s3_server BUCKET [ADDRESS]
 
-It listens on a free port of 127.0.0.1, prints the port, and ends with its standard input. Its data is in memory.
+It listens on a free port of an address (127.0.0.1), prints the port, and ends with its standard input. Its data is in
+memory.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
+LOOPBACK = "127.0.0.1"
 # moto accepts any credentials; clients need some.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
-def environment(port: int) -> dict[str, str]:
+def environment(port: int, address: str = LOOPBACK) -> dict[str, str]:
     """Return AWS' environment variables for a process that uses the server."""
-    return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+    return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{address}:{port}"}
 
 
 @contextmanager
@@ -65,11 +67,11 @@ def main() -> None:
             pass
 
     application = _one_at_a_time(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Quiet)
+    bucket, address = (*sys.argv[1:], LOOPBACK)[:2]
+    server = make_server(address, 0, application, threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    for bucket in sys.argv[1:]:
-        made = urllib.request.Request(f"http://127.0.0.1:{server.port}/{bucket}", method="PUT")
-        urllib.request.urlopen(made).close()
+    made = urllib.request.Request(f"http://{address}:{server.port}/{bucket}", method="PUT")
+    urllib.request.urlopen(made).close()
     print(server.port, flush=True)
     sys.stdin.read()
     os._exit(0)

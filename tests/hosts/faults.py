@@ -12,7 +12,7 @@ from tests.hosts.world import World
 
 End = Callable[[], object]
 # Of the packets between two hosts, and the time that each takes at most.
-LOSS, DELAY_MS = 0.02, 80
+LOSS, DELAY_MS, STORE_DELAY_MS = 0.02, 80, 300
 # The server whose store has a disk of its own, and the disk's size: a store has some hundred kilobytes.
 FULL, DISK_BYTES = 1, 32 << 20
 
@@ -201,6 +201,40 @@ def _restart_driver(world: World) -> End:
     return restart
 
 
+def _users_of_store(world: World) -> list[Host]:
+    """Return the hosts that use the log; the clients' host goes on reading it."""
+    store = world.network.hosts["store"]
+    return [host for host in _others(world, store) if host is not world.client]
+
+
+def _cut_master_from_store(world: World) -> End:
+    world.network.cut(world.network.hosts["store"], _master(world))
+    return world.network.heal
+
+
+def _cut_store(world: World) -> End:
+    for host in _users_of_store(world):
+        world.network.cut(world.network.hosts["store"], host)
+    return world.network.heal
+
+
+def _cut_store_until_commit_fails(world: World) -> End:
+    _cut_store(world)
+    eventually(lambda: world.running["driver"].popen.poll() is not None, awaited=world.said)
+
+    def heal() -> None:
+        world.network.heal()
+        world.start_any_writer()
+
+    return heal
+
+
+def _delay_store(world: World) -> End:
+    for host in _users_of_store(world):
+        world.network.delay(world.network.hosts["store"], host, delay_ms=STORE_DELAY_MS, loss=LOSS)
+    return world.network.heal
+
+
 FAULTS = [
     Fault("nothing happens", _nothing),
     Fault("a master's host is cut off", _cut_master, is_selected=True),
@@ -220,5 +254,20 @@ FAULTS = [
     Fault("a server's disk is full", _fill_disk, is_selected=True),
     Fault("a master's host loses the log's folder", _lose_log_of_master),
     Fault("all hosts lose the log's folder", _lose_log, is_selected=True, stops_writer=True, may_step_back=True),
+    Fault("the driver's host loses power, and comes back", _restart_driver, stops_writer=True),
+]
+# The log is in an object store on a host of its own.
+STORE_FAULTS = [
+    Fault("nothing happens", _nothing),
+    Fault("a master's host cannot reach the store", _cut_master_from_store),
+    Fault(f"packets to and from the store take up to {STORE_DELAY_MS} ms, 2 % are lost", _delay_store),
+    Fault("nobody reaches the store for some seconds", _cut_store, stops_writer=True, may_step_back=True),
+    Fault(
+        "nobody reaches the store until the writer's commit fails",
+        _cut_store_until_commit_fails,
+        stops_writer=True,
+        may_step_back=True,
+    ),
+    Fault("a master's host loses power, and comes back", _restart_master),
     Fault("the driver's host loses power, and comes back", _restart_driver, stops_writer=True),
 ]

@@ -27,10 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from compat.fork_server import forked
 from compat.processes import children_of
-from compat.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
 PREFIX = "10.39"
 CLONE_NEWNET = 0x40000000
 PROGRAMS = ("ip", "unshare", "nsenter", "mount", "umount")
@@ -38,7 +37,8 @@ PROGRAMS = ("ip", "unshare", "nsenter", "mount", "umount")
 SPACES = ("--net", "--mount", "--uts", "--pid")
 # The table of routes through the process that delays packets.
 DELAYED_TABLE = "100"
-STOP_S_MAX = 10.0
+# A program of Python that becomes another program.
+EXECUTE = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
 # Process 1 of a host. It adopts orphans, and the kernel removes those that have ended.
 INIT = """
 trap '' CHLD
@@ -64,16 +64,10 @@ def missing() -> str:
 
 
 class HostProcess:
-    """A process on a host. Signals go to it, and not to the command that has brought it there."""
+    """A process on a host."""
 
     def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
         self.popen, self.log = popen, log
-
-    @property
-    def pid(self) -> int:
-        """Its process id outside of the host."""
-        found = eventually(lambda: [*children_of(self.popen.pid)], awaited="the process", processes=[self.popen])
-        return found[0]
 
     def read_json(self) -> dict[str, Any]:
         """Return the next line of its standard output that is JSON; AssertionError if it ends before."""
@@ -89,16 +83,14 @@ class HostProcess:
         """Its standard error so far."""
         return self.log.read_text(errors="replace")
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it a signal, and wait for its end."""
-        with suppress(ProcessLookupError, FileNotFoundError, AssertionError):
-            os.kill(self.pid, number)
+    def kill(self) -> None:
+        """Kill it, and wait for its end."""
+        self.popen.kill()
         self.popen.wait()
 
     def close(self) -> None:
-        """Forget the process, which has ended."""
-        self.popen.kill()
-        self.popen.wait()
+        """Kill it, and forget it."""
+        self.kill()
         for stream in (self.popen.stdin, self.popen.stdout):
             assert stream is not None
             stream.close()
@@ -139,11 +131,11 @@ class Host:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._init.stdin.close()
-        self._init.wait()
-        self._init.stdout.close()
-        for process in self._processes:
+        for process in self._processes:  # the first process of a host ends when all others are waited for
             process.close()
         self._processes.clear()
+        self._init.wait()
+        self._init.stdout.close()
         self._init = None
 
     # -- its processes ------------------------------------------------------------------------------------------------
@@ -151,27 +143,20 @@ class Host:
     def start(
         self, command: Sequence[str], *, log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> HostProcess:
-        """Start a process, in the folder of the checkout. log: the file of its standard error."""
+        """Start a process, which is a fork if it runs a Python. log: the file of its standard error."""
         path = log or Path(os.devnull)
+        arguments = command[1:] if command[0] == sys.executable else ["-c", EXECUTE, *command]
         with path.open("ab") as errors:
-            popen = subprocess.Popen(
-                [*self._enter(), "env", "-C", str(ROOT), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=None if environment is None else dict(environment),
-            )
+            popen = forked(arguments, os.environ if environment is None else environment, errors=errors, host=self.pid)
         self._processes.append(HostProcess(popen, path))
         return self._processes[-1]
 
     def run(self, *command: str) -> str:
         """Run a command to its end; return its output."""
-        done = subprocess.run([*self._enter(), *command], capture_output=True, text=True, check=False)
+        entering = ["nsenter", "--target", str(self.pid), *SPACES, "--"]
+        done = subprocess.run([*entering, *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{self.name}: {' '.join(command)}: {done.stderr}"
         return done.stdout
-
-    def _enter(self) -> list[str]:
-        return ["nsenter", "--target", str(self.pid), *SPACES, "--"]
 
     @contextmanager
     def network(self) -> Iterator[None]:

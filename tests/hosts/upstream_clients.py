@@ -8,7 +8,6 @@ from threading import Event, Thread
 
 import redis
 
-from compat.waiting import READ_PAUSE_S
 from tests.hosts.world import World
 
 PROXIES = ("proxy0", "proxy1")
@@ -18,11 +17,14 @@ TIMEOUT_S = 20.0
 
 
 class UpstreamClient:
-    """Writes ever larger numbers. A reply is wrong if it is none of those since the last write that was confirmed."""
+    """Writes ever larger numbers. A reply is wrong if it is none of those since the last write that was confirmed.
 
-    def __init__(self, world: World) -> None:
+    pause_s: how long it pauses after each read.
+    """
+
+    def __init__(self, world: World, pause_s: float) -> None:
         self.reads, self.wrongs, self.errors = 0, list[str](), Counter[str]()
-        self._world = world
+        self._world, self._pause_s = world, pause_s
         self._is_over = Event()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -34,7 +36,7 @@ class UpstreamClient:
                 at += 1
                 with suppress(OSError, redis.RedisError), self._world.connect(PROXIES[at % 2], TIMEOUT_S) as client:
                     try:
-                        while not self._is_over.wait(READ_PAUSE_S):
+                        while not self._is_over.wait(self._pause_s):
                             sent += 1
                             client.set(KEY, sent)
                             confirmed = sent
@@ -42,7 +44,7 @@ class UpstreamClient:
                     except redis.RedisError as error:
                         self.errors[str(error)[:60]] += 1
                         self._check_after_error(client, confirmed, sent)
-                self._is_over.wait(READ_PAUSE_S)
+                self._is_over.wait(self._pause_s)
 
     def _check_after_error(self, client: redis.Redis, confirmed: int, sent: int) -> None:
         found = client.get(KEY)

@@ -1,7 +1,8 @@
 """A cluster whose programs run on hosts of their own: registry and standby, state servers, proxies, a Redis, a writer.
 
-    hosts      registry  standby  server0 ...  proxy0  proxy1  upstream  driver  spark  client
+    hosts      registry  standby  server0 ...  proxy0  proxy1  upstream  driver  spark  store  client
     log        a shared folder, which each host mounts; a host whose mount is taken away finds an empty one
+               or in an object store on a host of its own
 
 The writer is a program without Spark, or a Spark job (`benchmarks.chaos.job`) on a standalone cluster.
 """
@@ -19,8 +20,10 @@ import redis
 from pyspark.find_spark_home import _find_spark_home
 
 from benchmarks.chaos.fleet import ClusterRecord
+from benchmarks.chaos.relay import Relay
 from compat.conformance.servers import child_environment
-from compat.waiting import eventually
+from compat.object_store import s3_server
+from compat.waiting import POLL_INTERVAL_S, eventually
 from tests.hosts.network import Host, HostProcess, Network
 
 TOKEN = "of-the-hosts"
@@ -28,32 +31,55 @@ REGISTRY_PORT, SERVER_PORT, PROXY_PORT, UPSTREAM_PORT = 7377, 7400, 7379, 6379
 # A client waits for longer than any promise of the servers.
 CLIENT_TIMEOUT_S = 60.0
 PROGRAMS = "resp_server.programs"
+BUCKET = "hosts"
+# Each look at a log in the object store is some requests.
+STORE_POLL_S = 0.2
 
 
 class World:
-    """The programs, by the names of their hosts."""
+    """The programs, by the names of their hosts.
+
+    Attributes:
+        log: The folder of the log, which is empty if it is in an object store.
+        root: The address of the log for the programs.
+        record: What the log says; this process reads it whatever happens to the hosts.
+        variables: The environment that this process needs to read it.
+        poll_s: How long to wait between two looks at it.
+    """
 
     def __init__(
-        self, folder: Path, network: Network, *, servers: int, replicas: int = 0, has_spark: bool = False
+        self,
+        folder: Path,
+        network: Network,
+        *,
+        servers: int,
+        replicas: int = 0,
+        has_spark: bool = False,
+        has_store: bool = False,
     ) -> None:
         self.folder, self.network = folder, network
-        self.servers, self._replicas, self._has_spark = servers, replicas, has_spark
+        self.servers, self._replicas, self.has_spark, self._has_store = servers, replicas, has_spark, has_store
         self.shared, self.log = folder / "shared", folder / "log"
         for each in (self.shared, self.log):
             each.mkdir()
-        self.record = ClusterRecord(self.shared)
         self.running: dict[str, HostProcess] = {}
         self.options_of: dict[str, tuple[str, ...]] = {}
         self._environment = child_environment() | {"SPARKIS_CONTROL_TOKEN": TOKEN}
         self.client = self.host("client")
+        self.variables: dict[str, str] = {}
+        self.root, self.poll_s = str(self.log), POLL_INTERVAL_S
+        if has_store:
+            self.root, self.poll_s = f"s3://{BUCKET}/log", STORE_POLL_S
+            self._start_store()
+        self.record = ClusterRecord(self.root if has_store else self.shared)
 
     # -- hosts --------------------------------------------------------------------------------------------------------
 
     def host(self, name: str) -> Host:
-        """Return a host; a new one mounts the log, and its own disk."""
+        """Return a host; a new one mounts the log's folder."""
         is_new = name not in self.network.hosts
         host = self.network.host(name)
-        if is_new:
+        if is_new and not self._has_store:
             host.mount(self.log, shared=self.shared)
         return host
 
@@ -71,11 +97,23 @@ class World:
         for name in names:
             self.network.hosts[name].mount(self.log, shared=self.shared)
 
+    def _start_store(self) -> None:
+        """Start an S3 server. This process reaches it by a relay, which connects from the clients' host."""
+        host = self.host("store")
+        words = [sys.executable, "-m", "compat.object_store.s3_server", BUCKET, host.address]
+        output = host.start(words, log=self._log_of("store"), environment=self._environment).popen.stdout
+        assert output is not None
+        port = int(output.readline())
+        self._environment |= s3_server.environment(port, host.address)
+        relay = Relay(self.client.network)
+        relay.route_to(host.address, port)
+        self.variables = s3_server.environment(relay.port)
+
     # -- programs -----------------------------------------------------------------------------------------------------
 
     def start_registry(self, name: str = "registry", *options: str) -> None:
         """Start a registry, or with `--standby` one that takes over."""
-        given = ["--log", str(self.log), "--port", str(REGISTRY_PORT), "--replicas", str(self._replicas), *options]
+        given = ["--log", self.root, "--port", str(REGISTRY_PORT), "--replicas", str(self._replicas), *options]
         self.options_of[name] = options
         self._start(name, f"{PROGRAMS}.registry", given)
         if "--standby" not in options:
@@ -88,12 +126,12 @@ class World:
         store.mkdir(exist_ok=True)
         if disk and not self.host(name).has_mounted(store):
             self.host(name).mount(store, bytes_max=disk)
-        given = ["--log", str(self.log), "--store", str(store), "--port", str(SERVER_PORT), *options]
+        given = ["--log", self.root, "--store", str(store), "--port", str(SERVER_PORT), *options]
         self._start(name, f"{PROGRAMS}.state_server", given, is_open=True, is_awaited=is_awaited)
 
     def start_proxy(self, number: int, *options: str) -> None:
         """Start a proxy. options: instead of those that find the servers by the log."""
-        given = options or ("--log", str(self.log))
+        given = options or ("--log", self.root)
         self._start(f"proxy{number}", f"{PROGRAMS}.proxy", ["--port", str(PROXY_PORT), *given], is_open=True)
 
     def start_upstream(self) -> None:
@@ -113,11 +151,11 @@ class World:
         """Return the options of a proxy with the upstream."""
         url = f"redis://{self.host('upstream').address}:{UPSTREAM_PORT}"
         owners = str(self.folder / f"owners{number}.json")
-        return ("--log", str(self.log), "--upstream", url, "--ownership", owners, "--new-jobs", "take")
+        return ("--log", self.root, "--upstream", url, "--ownership", owners, "--new-jobs", "take")
 
     def start_writer(self) -> int:
         """Start the writer without Spark; return the last epoch."""
-        self._start("driver", "tests.hosts.writer", [str(self.log)])
+        self._start("driver", "tests.hosts.writer", [self.root])
         return int(self.running["driver"].read_json()["epoch"])
 
     def tell_writer(self, command: str) -> dict[str, Any]:
@@ -147,7 +185,7 @@ class World:
     def start_driver(self) -> None:
         """Start the Spark job, or start it again from its checkpoint."""
         host, spark = self.host("driver"), self.host("spark")
-        given = ["--log", str(self.log), "--checkpoint", str(self.folder / "checkpoint"), "--host", host.address]
+        given = ["--log", self.root, "--checkpoint", str(self.folder / "checkpoint"), "--host", host.address]
         self._start("driver", "benchmarks.chaos.job", [*given, "--master", f"spark://{spark.address}:7077"])
         self.running["driver"].read_json()
 
@@ -156,7 +194,7 @@ class World:
 
     def start_any_writer(self) -> None:
         """Start the Spark job, if this world has one, else the writer without Spark; it writes."""
-        if not self._has_spark:
+        if not self.has_spark:
             self.start_writer()
             self.tell_writer("go")
             return
@@ -209,7 +247,7 @@ class World:
                 return self.record.online() == self.servers and self._are_shards_whole()
             return False
 
-        eventually(is_complete, awaited=self.said)
+        eventually(is_complete, awaited=self.said, interval_s=self.poll_s)
 
     def _are_shards_whole(self) -> bool:
         return len(self.record.owners()) == max(1, self.servers // (self._replicas + 1))
@@ -225,4 +263,4 @@ class World:
 def wait_for_epochs(world: World, count: int) -> None:
     """Wait until more epochs are committed."""
     before = world.record.committed()
-    eventually(lambda: world.record.committed() >= before + count, awaited=world.said)
+    eventually(lambda: world.record.committed() >= before + count, awaited=world.said, interval_s=world.poll_s)

@@ -1,0 +1,18 @@
+"""The same with the log in an object store on a host of its own, which is away, slow, and back again."""
+
+from __future__ import annotations
+
+from tests.hosts.faults import STORE_FAULTS as FAULTS
+from tests.hosts.faults import Fault
+from tests.hosts.scene import Scene
+
+__all__ = ["FAULTS"]
+
+
+def test_no_reply_is_wrong_while_the_logs_store_is_away_and_all_keys_are_current_after_it(
+    scene: Scene, fault: Fault
+) -> None:
+    window = scene.run(fault)
+    assert not window.wrong, (window.wrong, scene.said())
+    assert not scene.upstream.wrongs, scene.upstream.wrongs[:3]
+    assert window.reads
