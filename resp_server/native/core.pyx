@@ -725,8 +725,6 @@ cdef class Core:
 
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
-        if rows[command].shape == WATCHED:
-            return False
         if count:
             return self.key_filter.admits(keys, count)
         if rows[command].part == NOTHING:
@@ -2278,8 +2276,8 @@ cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
     make_rules: makes the `Rules` of a user. record_slow: records slow requests. count_keys: returns the number of all keys
-    that a user sees in a view, or None. watch_point: returns the lineage and the epoch of a job's store, in the server's view.
-    (A proxy's fast path needs none of these.) caller: the `pipeline.called.Caller` of the
+    that a user sees in a view, or None. watch_point: returns the lineage and the epoch of a job's store, in the view.
+    (A proxy's needs the last two only, to read a server's stores.) caller: the `pipeline.called.Caller` of the
     commands that it calls; None: it calls none.
 
     After `answer_front`, needs_turn: the connection continues in a turn, even if no input is left. incomplete: the reply that is

@@ -1,10 +1,11 @@
 """WATCH records a mark for each key; EXEC compares the marks with the keys.
 
 A mark has the epoch at which the key was read, and a digest. The digest covers the key's kind, expiry and size, and its
-value unless that is large; the compiled core takes the key's record in the store instead. EXEC computes the digest
-again. If it differs, the key has changed: by an epoch, or because it expired. If it is equal, EXEC asks the store which
-keys the epochs since then changed. The store does not know this if the epochs changed too many keys, if it was rebuilt,
-or if slots moved. Then the key is unchanged if the digest covers its value, and otherwise counts as changed.
+value unless that is large; the compiled core takes the key's record in the store instead, and other processes get a
+digest of that. EXEC computes the digest again. If it differs, the key has changed: by an epoch, or because it expired.
+If it is equal, EXEC asks the store which keys the epochs since then changed. The store does not know this if the epochs
+changed too many keys, if it was rebuilt, or if slots moved. Then the key is unchanged if the digest covers its value,
+and otherwise counts as changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection
 from hashlib import blake2b
 from itertools import islice
 
-from resp_server.session.transaction import WatchedVersion
+from resp_server.session.transaction import OF_RECORD, WatchedVersion, record_digest
 from state_backend.codec.packed_list import ELEMENTS_MAX
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
@@ -35,6 +36,11 @@ def watched_version_of(run_id: str, view: KeyspaceView, key: bytes) -> WatchedVe
     snapshot = view.at(key)
     digest, covers_value = _digest_of(snapshot, key)
     return WatchedVersion(lineage_of(run_id, view.store_of(key)), snapshot.applied.epoch, digest, covers_value)
+
+
+def watch_point_of(run_id: str, view: KeyspaceView, job: str) -> tuple[str, int]:
+    """Return the lineage of a job's store and its epoch in a view, for the compiled core's marks."""
+    return lineage_of(run_id, view.store_of_job(job)), view.snapshot_of(job).applied.epoch
 
 
 def lineage_of(run_id: str, store: Store | None) -> str:
@@ -76,6 +82,14 @@ def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
     return digest.hexdigest(), covers_value
 
 
+def _digest_like(digest: str | bytes, snapshot: Snapshot, key: bytes) -> str | bytes | None:
+    """Return a key's digest of the same kind as that of a mark."""
+    if not isinstance(digest, bytes) and not digest.startswith(OF_RECORD):
+        return _digest_of(snapshot, key)[0]
+    record = snapshot.stored_record(key)
+    return record if record is None or isinstance(digest, bytes) else record_digest(record)
+
+
 class Watch:
     """Compares watched keys with their marks, in one view."""
 
@@ -88,8 +102,7 @@ class Watch:
         """Return whether a key has changed since its mark, or may have."""
         try:
             snapshot = self._view.at(key)
-            is_record = isinstance(mark.digest, bytes)
-            digest = snapshot.stored_record(key) if is_record else _digest_of(snapshot, key)[0]
+            digest = _digest_like(mark.digest, snapshot, key)
             lineage = lineage_of(self._run_id, self._view.store_of(key))
         except StoreError:
             return True  # it cannot be read here now

@@ -18,6 +18,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -332,7 +333,7 @@ async def _serve_until(
         shutdown.handle_hang_ups(server, ConfigReload(options, server).reload)
         await _listen(options, config, server, ports, topology_source, supervised)
         if options.behind_proxy:
-            loading.add_done_callback(_report_loaded)
+            loading.add_done_callback(partial(_report_loaded, server.run_id))
         check = server.settled if isinstance(server, Workers) else None
         shutdown.service_manager.ready(f"Serving {addresses_of(config, server.port, server.tls_port)}", check)
         ends: list[Coroutine[None, None, object]] = [shutdown.wait()]
@@ -480,10 +481,10 @@ async def _make_server(
     return LocalJobCatalog(keyspace), server
 
 
-def _report_loaded(loading: asyncio.Task[None]) -> None:
-    """Tell the proxy that all jobs are loaded: a line after the ports."""
+def _report_loaded(run_id: str, loading: asyncio.Task[None]) -> None:
+    """Tell the proxy that all jobs are loaded, and the name of this run: a line after the ports."""
     if not loading.cancelled():
-        _report({"event": "loaded"})
+        _report({"event": "loaded", "run_id": run_id})
 
 
 def _report(line: Mapping[str, Any]) -> None:

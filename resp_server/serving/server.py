@@ -103,6 +103,11 @@ class Server(Clients, ConnectionHost):
         self.context.apply_user_changes()
 
     @property
+    def run_id(self) -> str:
+        """A name for this run of the server."""
+        return self.context.process.run_id
+
+    @property
     def port(self) -> int:
         """The port that the server listens on; known after `start`."""
         return self.context.process.port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from resp_server.protocol.errors import GenericError
@@ -14,6 +15,10 @@ QUEUED_BYTES_MAX = 64 << 20
 # The limits of one client's watched keys (guesses).
 WATCHED_KEYS_MAX = 16_384
 WATCHED_BYTES_MAX = 16 << 20
+
+# The beginning of a record's digest, which other digests do not have.
+OF_RECORD = "record:"
+RECORD_DIGEST_BYTES = 16
 
 
 class Transaction:
@@ -60,11 +65,17 @@ class Transaction:
         self.needs_state |= needs_state
 
 
+def record_digest(record: bytes) -> str:
+    """Return the digest of a key's record, for another process that reads the same store."""
+    return OF_RECORD + blake2b(record, digest_size=RECORD_DIGEST_BYTES).hexdigest()
+
+
 class WatchedVersion(NamedTuple):
     """A watched key's digest and epoch (see `pipeline.watch`).
 
     Args:
         digest: Bytes are those of the key's record in the store: the compiled core's marks, which are plain tuples.
+            Other processes get the digest of such a record.
         covers_value: The digest covers the key's value.
     """
 
@@ -76,8 +87,8 @@ class WatchedVersion(NamedTuple):
     @property
     def text(self) -> bytes:
         """The reply of STATE MARK."""
-        assert isinstance(self.digest, str)  # no process sends its core's marks
-        return f"{self.epoch} {int(self.covers_value)} {self.digest} {self.lineage}".encode()
+        digest = record_digest(self.digest) if isinstance(self.digest, bytes) else self.digest
+        return f"{self.epoch} {int(self.covers_value)} {digest} {self.lineage}".encode()
 
     @classmethod
     def parse(cls, text: bytes) -> WatchedVersion:

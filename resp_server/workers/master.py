@@ -173,7 +173,7 @@ class Workers(JobCatalog):
         self.users = Users(command_table(), config.password, config.aclfile)
         self._stats = Stats()
         self._is_loading = True
-        self._run_id = secrets.token_hex(20)
+        self.run_id = secrets.token_hex(20)
         self.started_ms = now_ms()
 
     @property
@@ -368,7 +368,7 @@ class Workers(JobCatalog):
             "number": number,
             "count": self._count,
             "config": asdict(replace(self._config, rate_limits=limits)),
-            "run_id": self._run_id,
+            "run_id": self.run_id,
             "started_ms": self.started_ms,
         }
 

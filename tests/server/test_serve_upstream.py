@@ -27,8 +27,10 @@ from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
 from tests.server.commands import Command
-from tests.server.overlay import ABSENT, OLD, VALUES, sparkis
+from tests.server.overlay import ABSENT, OLD, STATES, VALUES, sparkis
 from tests.server.served_upstream import PROGRAM, Scene, children, state_server_of, wait_until_ready
 
 
@@ -240,6 +242,78 @@ def test_replies_about_all_keys_are_those_of_a_client_that_tracks_keys(
             ("RANDOMKEY", "x"),
         ):
             assert client.call(*line).raw == tracking.call(*line).raw, line
+
+
+def publish(scene: Scene, **values: str | None) -> None:
+    """Publish an epoch with values of the state `speed`; None: the key is deleted."""
+    with LogWriter(scene.log, "job", STATES, "first") as writer:
+        rows = [(b"job:speed:%b" % name.encode(), value) for name, value in values.items()]
+        writer.publish(
+            [
+                Change("speed", Op.DELETE if value is None else Op.PUT, key, value=(value or "").encode())
+                for key, value in rows
+            ]
+        )
+
+
+def call_each(client: Connection, *lines: str) -> list[object]:
+    """Send a pipeline; return the plain replies."""
+    client.send(b"".join(request(*line.split(" ")) for line in lines))
+    return [client.read().plain for _ in lines]
+
+
+@pytest.mark.compiled
+def test_watch_of_states_keys_asks_no_state_server(server: Running, client: Connection) -> None:
+    state_server = state_server_of(server.process.pid)
+    stopped = [state_server, *children(state_server)]  # with workers and appliers
+    try:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        replies = call_each(client, "WATCH job:speed:1 job:speed:2", "MULTI", "GET job:speed:1", "EXEC")
+        assert replies == [b"OK", b"OK", b"QUEUED", [b"10"]]
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_exec_with_commands_for_the_upstream_compares_watched_keys_of_states(
+    scene: Scene, server: Running, client: Connection
+) -> None:
+    watches = "WATCH job:speed:1 job:speed:w", "WATCH job:speed:new"
+    try:
+        publish(scene, w="1", other="1")
+        eventually(lambda: client.call("GET", "job:speed:w").plain, lambda value: value == b"1")
+        assert call_each(client, *watches, "MULTI", "SET n 1", "GET job:speed:w", "EXEC")[-1] == [b"OK", b"1"]
+        changes: list[tuple[dict[str, str | None], str, bytes | None, bool]] = [
+            ({"other": "2"}, "other", b"2", False),
+            ({"w": "2"}, "w", b"2", True),
+            ({"w": None}, "w", None, True),
+            ({"new": "1"}, "new", b"1", True),
+        ]
+        for values, name, value, is_changed in changes:
+            assert call_each(client, *watches) == [b"OK", b"OK"]
+            publish(scene, **values)
+            with server.connect() as other:
+                eventually(lambda: other.call("GET", f"job:speed:{name}").plain, lambda found: found == value)  # noqa: B023
+            replies = call_each(client, "MULTI", "SET n 2", "GET job:speed:1", "EXEC")
+            assert replies[-1] == (None if is_changed else [b"OK", b"10"]), values
+    finally:
+        publish(scene, w=None, other=None, new=None)
+        client.call("DEL", "n")
+
+
+def test_exec_of_states_keys_compares_watched_ones(scene: Scene, server: Running, client: Connection) -> None:
+    try:
+        publish(scene, w="1")
+        eventually(lambda: client.call("GET", "job:speed:w").plain, lambda value: value == b"1")
+        assert call_each(client, "WATCH job:speed:w", "GET job:speed:w") == [b"OK", b"1"]
+        publish(scene, w="2")
+        with server.connect() as other:
+            eventually(lambda: other.call("GET", "job:speed:w").plain, lambda value: value == b"2")
+        assert call_each(client, "MULTI", "GET job:speed:w", "EXEC")[-1] is None
+        assert call_each(client, "MULTI", "GET job:speed:w", "EXEC")[-1] == [b"2"]
+    finally:
+        publish(scene, w=None)
 
 
 def test_the_state_server_is_private(client: Connection, server: Running) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.requests import ConnectionKey
+from resp_server.pipeline.watch import watch_point_of
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.session.session import RESP2
 from state_backend.model.clock import Clock, now_ms
@@ -82,7 +83,7 @@ class ServerStores:
     def __init__(self, clock: Clock = now_ms) -> None:
         self.on_changed: OnChange = lambda keys: None
         self._clock = clock
-        self._is_loaded = False
+        self._is_loaded, self._run_id = False, ""
         self._keyspace = Keyspace()
         self._catalog = LocalJobCatalog(self._keyspace)
         self._view = StoresView(self._keyspace, clock(), lambda keys: self.on_changed(keys))
@@ -99,7 +100,7 @@ class ServerStores:
         """Handle a line of the state server."""
         match line["event"]:
             case "loaded":
-                self._is_loaded = True
+                self._is_loaded, self._run_id = True, line["run_id"]
             case "open":
                 self._open(line["job"], line["of"])
             case "forget":
@@ -120,6 +121,10 @@ class ServerStores:
             return None
         view.renew(self._clock())
         return view
+
+    def watch_point(self, job: str) -> tuple[str, int]:
+        """Return the lineage of a job's store, by the state server's name for it, and the epoch in the view."""
+        return watch_point_of(self._run_id, self._view, job)
 
     def epoch_announced(self) -> None:
         """Compare the stores with an epoch that the state server has announced."""

@@ -70,7 +70,10 @@ class ServersBackend:
         # forwarder gets them.
         self._stored_reads: Any = None
         if only is not None and forwarder is not None:
-            self._stored_reads = forwarder.StoredReads(server, None, None, lambda user, view: view.key_count())
+            watch_point = None if only.stores is None else only.stores.watch_point
+            self._stored_reads = forwarder.StoredReads(
+                server, None, None, lambda user, view: view.key_count(), watch_point
+            )
             self._stored_reads.use(self.forwarder, only.stores)
             self.call_commands(self.may_call)
         if self._stored_reads is not None and only is not None and only.stores is not None:

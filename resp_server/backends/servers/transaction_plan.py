@@ -208,7 +208,7 @@ class TransactionPlanner:
             yield
         for (db, key), mark in watched.items():
             if db == 0:  # the other databases are empty
-                self._transaction_at(plan, *self._commands.target_of(key)).watched[key] = mark
+                self._transaction_at(plan, *self._commands.target_of(key)).watched[key] = WatchedVersion(*mark)
                 yield
         return plan
 

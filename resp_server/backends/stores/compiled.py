@@ -17,7 +17,7 @@ from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.pipeline.called import Caller
 from resp_server.pipeline.context import ServerContext
-from resp_server.pipeline.watch import lineage_of
+from resp_server.pipeline.watch import watch_point_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
 from state_backend.store.keyspace import KeyspaceView
@@ -40,8 +40,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
         return Visibility(user, view).key_count()
 
     def watch_point(job: str) -> tuple[str, int]:
-        view = server.view
-        return lineage_of(server.process.run_id, view.store_of_job(job)), view.snapshot_of(job).applied.epoch
+        return watch_point_of(server.process.run_id, server.view, job)
 
     fast_path: FastPath = native.core.FastPath(
         server, lambda user: rules_of(user, server.table), record_slow, count_keys, watch_point

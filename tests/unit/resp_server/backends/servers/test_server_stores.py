@@ -18,6 +18,7 @@ from state_backend.model.errors import StoreError
 from state_backend.model.records import Change, Op
 from tests.builders import apply_epoch
 
+LOADED = {"event": "loaded", "run_id": "run"}
 NOW_MS = 1_000
 SERVER = ConnectionKey("here:1", 2, False)
 STATES = [StateDescriptor("speed", key="car", value="kmh")]
@@ -78,7 +79,7 @@ def test_nothing_is_read_before_all_jobs_are_loaded_or_without_a_connection(
     announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
     assert stores.current_view() is None
-    stores.take({"event": "loaded"})
+    stores.take(LOADED)
     assert value(stores) == b"5"
     epochs.of_connections[SERVER].is_ready = False
     assert stores.current_view() is None
@@ -87,7 +88,7 @@ def test_nothing_is_read_before_all_jobs_are_loaded_or_without_a_connection(
 def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
-    stores.take({"event": "loaded"})
+    stores.take(LOADED)
     announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
     assert value(stores) == b"5"
@@ -100,10 +101,20 @@ def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
         value(stores)
 
 
+def test_a_watch_point_has_the_state_servers_name_of_the_store(
+    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
+) -> None:
+    announce(epochs, "job", (1, 5))
+    for line in (make_store("job", 5), LOADED):
+        stores.take(line)
+    assert stores.current_view() is not None
+    assert stores.watch_point("job") == ("run/5", 5)
+
+
 def test_a_job_that_the_server_does_not_announce_is_not_read(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
-    stores.take({"event": "loaded"})
+    stores.take(LOADED)
     for job in ("job", "other"):
         stores.take(make_store(job, 5))
     announce(epochs, "other", (1, 5))
@@ -115,7 +126,7 @@ def test_a_job_that_the_server_does_not_announce_is_not_read(
 def test_an_epoch_that_is_not_announced_yet_is_noted(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
-    stores.take({"event": "loaded"})
+    stores.take(LOADED)
     announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 6))
     assert value(stores) == b"6"
@@ -128,7 +139,7 @@ def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
     for job in ("job", "other"):
         announce(epochs, job, (1, 5))
     lines = make_store("job", 5), make_store("other", 5)
-    for line in (*lines, {"event": "loaded"}):
+    for line in (*lines, LOADED):
         stores.take(line)
     assert (value(stores), value(stores, "other")) == (b"5", b"5")
     stores.take({"event": "forget", "job": "job"})
@@ -136,7 +147,7 @@ def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
     assert view is not None and view.job_names() == ["other"]
     stores.reset()
     assert stores.current_view() is None
-    for line in (*lines, {"event": "loaded"}):  # LMDB opens a folder once in a process: the former ones were closed
+    for line in (*lines, LOADED):  # LMDB opens a folder once in a process: the former ones were closed
         stores.take(line)
     assert (value(stores), value(stores, "other")) == (b"5", b"5")
 
@@ -146,7 +157,7 @@ def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
 ) -> None:
     announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 5))
-    stores.take({"event": "loaded"})
+    stores.take(LOADED)
     line = make_store("job", 6)
     (tmp_path / "job" / "6" / "data.mdb").unlink()
     stores.take(line)
@@ -159,7 +170,7 @@ def test_keys_are_not_listed_while_the_state_server_has_a_job_whose_store_is_not
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     announce(epochs, "job", (1, 5))
-    for line in (make_store("job", 5), {"event": "loaded"}):
+    for line in (make_store("job", 5), LOADED):
         stores.take(line)
     view = stores.current_view()
     assert view is not None and view.key_count() == 1
