@@ -1,5 +1,6 @@
-"""Our row of each command: what Redis' facts do not say. No other module names commands in a table.
+"""Our row of each command: what Redis' facts do not say.
 
+No other Python module names commands in a table. The compiled core lists what it answers (`ROWS` in `native/core.pyx`).
 A subcommand without a row has that of its container. A command without a row is routed by its keys, is not split, and
 is neither denied nor special in any other way.
 """

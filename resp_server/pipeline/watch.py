@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from hashlib import blake2b
 from itertools import islice
+from typing import assert_never
 
 from resp_server.session.transaction import OF_RECORD, WatchedVersion, record_digest
 from state_backend.codec.packed_list import ELEMENTS_MAX
@@ -75,6 +76,8 @@ def _digest_of(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
             size, content = snapshot.set_size(key), snapshot.packed_set(key)
         case Kind.SORTED_SET:
             size, content = snapshot.sorted_size(key), snapshot.packed_sorted(key)
+        case _:
+            assert_never(info.kind)
     covers_value = content is not None and len(content) <= VALUE_BYTES_MAX
     digest = blake2b(repr((info.state, info.kind.name, info.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
     if covers_value and content is not None:

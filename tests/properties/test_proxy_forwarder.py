@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from compat.conformance.generators import examples
 from resp_server.backends.redis.connection import UpstreamRequest
-from resp_server.backends.redis.routed_commands import RoutedCommands
 from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.router import GetkeysCache, RoutingTable, route_of
@@ -25,6 +24,7 @@ from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
 from resp_server.command.policy import Destination, Joined, Role
+from resp_server.command.routed_commands import RoutedCommands
 from resp_server.commands import command_table
 from resp_server.forwarding.pipelined_connection import PipelineFields
 from resp_server.forwarding.raw_replies import as_bytes

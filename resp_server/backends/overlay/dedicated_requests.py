@@ -8,8 +8,8 @@ from functools import partial
 from resp_server.backends.redis.dedicated_connection import DISCARD, DedicatedConnection
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.pool import UpstreamPool
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import Answer, Called, ReplyFuture, ask, deliver
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch

@@ -18,10 +18,10 @@ from resp_server.backends.overlay.subscription_order import SubscriptionOrder
 from resp_server.backends.overlay.subscriptions import OverlaySubscriptions, is_about_keys
 from resp_server.backends.overlay.upstream_events import UpstreamEvents
 from resp_server.backends.redis.pool import UpstreamPool
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import Router
 from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.called import IsOwn

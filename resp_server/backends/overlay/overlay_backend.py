@@ -28,7 +28,6 @@ from resp_server.backends.overlay.transactions import OverlayTransactions, check
 from resp_server.backends.overlay.upstream_changes import UpstreamChanges
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.logins import Logins
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
@@ -38,6 +37,7 @@ from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import SeenEpochs
@@ -56,9 +56,6 @@ from state_backend import VERSION
 ACL_LOAD = (b"ACL", b"LOAD")
 # Redis has no limit of a batch's replies. A client may have as many bytes in requests (guess: enough for any program).
 REPLIES_BYTES_MAX = 2 * VALUE_BYTES_MAX
-
-
-# The roles of commands that the proxy runs itself, and that change what the client has at the upstream.
 
 
 class OverlayBackend:

@@ -18,10 +18,10 @@ from resp_server.backends.overlay.route_sender import OK, RouteSender
 from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.routing.router import Route
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Destination, Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import (
     Answer,
     ReplyFuture,

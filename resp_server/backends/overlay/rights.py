@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.backends.redis.routed_commands import RoutedCommand
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.pipeline.admission import check_user
 from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import NoPermError

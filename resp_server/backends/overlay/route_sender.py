@@ -13,7 +13,6 @@ from resp_server.backends.overlay.preferred_reads import ClientSenders, preferre
 from resp_server.backends.overlay.shadow import Shadow
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.logins import Logins
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.ownership import Ownership
@@ -26,6 +25,7 @@ from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import Destination, Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, deliver

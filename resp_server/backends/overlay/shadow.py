@@ -23,7 +23,6 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.backends.overlay.shadow_counts import Difference, Lag, ShadowCounts
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import Route, Shadowed
 from resp_server.backends.routing.rules import Owner, Rule, Rules
@@ -31,6 +30,7 @@ from resp_server.backends.routing.shadow_compare import Outcome, outcome_of, sho
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policy import Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
 from resp_server.forwarding.raw_replies import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink

@@ -15,10 +15,10 @@ from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection
 from resp_server.backends.redis.pool import UpstreamPool
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.servers.transaction_plan import PACKED_EXEC, PACKED_MULTI
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import Answer, ReplyFuture
 from resp_server.forwarding.packing import Packed, size_of, texts_of
 from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX

@@ -17,11 +17,11 @@ from resp_server.backends.redis.cluster_requests import Part, Plan, first_slot, 
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.role import AnyRole
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.backends.redis.slot_table_reader import SlotTableReader
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, deliver, in_steps, joined
 from resp_server.forwarding.packing import Packed, pack_in_steps

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
 from resp_server.command.keys import key_runs
 from resp_server.command.policy import Joined, Split
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
 from resp_server.forwarding.reply_sinks import Merge
 from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies

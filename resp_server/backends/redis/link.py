@@ -33,7 +33,6 @@ class UpstreamProtocol(asyncio.Protocol, Link):
     """The socket of a connection."""
 
     _transport: asyncio.Transport
-    is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
 
     def __init__(self, connection: PipelinedConnection[Any]) -> None:
         self._connection: PipelinedConnection[Any] | None = connection

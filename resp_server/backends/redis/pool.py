@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from resp_server.backends.redis.breaker import Breaker
-from resp_server.backends.redis.command_facts import facts_in
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.hello import hello_fields
 from resp_server.backends.redis.role import AnyRole, RoleCheck
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.sentinel import MasterLocator
 from resp_server.backends.redis.shared_connections import SharedConnections
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.command.command_facts import facts_in
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver, in_background, in_steps
 from resp_server.forwarding.handshake import BUSY

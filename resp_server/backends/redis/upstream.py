@@ -9,11 +9,11 @@ from resp_server.backends.redis.cluster import NodeConnections, UpstreamCluster
 from resp_server.backends.redis.connection import UpstreamConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.role import RoleCheck
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.sentinel import MasterLocator
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_sinks import Defer, ReplySink

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from resp_server.backends.redis.routed_commands import RoutedCommand, RoutedCommands
 from resp_server.backends.routing.cross_db_commands import OtherKey, is_number, other_key
 from resp_server.backends.routing.key_aliases import (
     ConvertReplies,
@@ -35,6 +34,7 @@ from resp_server.backends.routing.upstream_settings import (
 )
 from resp_server.command.keys import key_runs, searches_keyword
 from resp_server.command.policy import Destination, Role
+from resp_server.command.routed_commands import RoutedCommand, RoutedCommands
 from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import GenericError, LoadingError, client_text

@@ -50,7 +50,7 @@ class ForwardedCommand(NamedTuple):
 
 # The roles of commands for which the forwarder has code, or needs none.
 OF_TRANSACTIONS = (Role.MULTI, Role.EXEC)
-FORWARDED_ROLES = (None, Role.MGET, *OF_TRANSACTIONS)
+ROLES_FORWARDED_TO_STATES = (None, Role.MGET, *OF_TRANSACTIONS)
 ALL_ARGUMENTS = [KeyRange(1, -1)]
 
 
@@ -84,7 +84,7 @@ class CommandRoutes:
                 continue
             policy = command.policy
             keys = key_ranges(command.facts) if command.destination is Destination.STATES else None
-            if policy.role not in FORWARDED_ROLES or not (keys or policy.role in OF_TRANSACTIONS):
+            if policy.role not in ROLES_FORWARDED_TO_STATES or not (keys or policy.role in OF_TRANSACTIONS):
                 continue
             arity = command.facts.arity
             most = arity if arity > 0 else CHUNK_ARGUMENTS

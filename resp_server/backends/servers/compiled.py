@@ -5,5 +5,4 @@ from __future__ import annotations
 from state_backend.native import compiled_module
 
 forwarder = compiled_module("resp_server.backends.servers.forwarder")
-PipelineBatch = None if forwarder is None else forwarder.PipelineBatch
 ClientForwarder = None if forwarder is None else forwarder.ClientForwarder

@@ -512,7 +512,6 @@ class ServerProtocol(asyncio.Protocol, Link):
     """A socket to a server. It belongs to a connection, until it is left to a long reply."""
 
     _transport: asyncio.Transport
-    is_idle = False  # the compiled sockets read this attribute; the fast path is for clients only
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from resp_server.backends.redis.cluster_requests import Plan, least_of, name_at, plan_of
-from resp_server.backends.redis.routed_commands import RoutedCommand
 from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.router import Router
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.commands import command_table
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, result_of
 from resp_server.protocol.request_parser import Request

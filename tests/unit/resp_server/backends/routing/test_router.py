@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from resp_server.backends.redis.command_facts import facts_in
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.router import KEYS_AT_ONCE, Route, Router
 from resp_server.backends.routing.rules import parse_rules
+from resp_server.command.command_facts import facts_in
 from resp_server.command.policy import Destination
 from resp_server.command.spec import CommandSpec
 from resp_server.commands import command_table

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from resp_server.backends.redis.command_facts import tells_all_keys
+from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import Denial, Destination, Policy, Role
@@ -22,7 +22,7 @@ from resp_server.protocol.request_parser import Request
 # The number of cached spellings of command names, such as GET, get and Get.
 SPELLINGS_MAX = 1024
 # The roles of commands for which the compiled forwarder has code, or needs none.
-FORWARDED_ROLES = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
+ROLES_FORWARDED_TO_UPSTREAM = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
 
 
 class RoutedCommand(NamedTuple):
@@ -192,7 +192,12 @@ def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
     if routed.destination is Destination.ALL_KEYS:
         return ()
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
-    if needs_own or policy.changes_role or policy.writes_other_database or policy.role not in FORWARDED_ROLES:
+    if (
+        needs_own
+        or policy.changes_role
+        or policy.writes_other_database
+        or policy.role not in ROLES_FORWARDED_TO_UPSTREAM
+    ):
         return None
     if routed.needs_getkeys:
         return None
