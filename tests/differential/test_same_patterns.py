@@ -49,9 +49,9 @@ def test_patterns_of_settings_in_any_case(redis_primary: Running) -> None:
     chance = random.Random(17)
     ask = redis_primary.connect().call
     names = ask(b"CONFIG", b"GET", b"*").plain[::2]
-    pieces = [b"*", b"?", b"[A-M]", b"[n-Z]", b"[^A-C]", b"[Z-b]", b"[\\A\\e]", b"\\E", b"A", b"e", b"-", b"MAX"]
+    tokens = [b"*", b"?", b"[A-M]", b"[n-Z]", b"[^A-C]", b"[Z-b]", b"[\\A\\e]", b"\\E", b"A", b"e", b"-", b"MAX"]
     for _ in range(150):
-        pattern = b"*" + b"".join(chance.choices(pieces, k=chance.randrange(1, 5))) + b"*"
+        pattern = b"*" + b"".join(chance.choices(tokens, k=chance.randrange(1, 5))) + b"*"
         expected = set(ask(b"CONFIG", b"GET", pattern).plain[::2])
         assert {name for name in names if matcher(pattern, ignore_case=True)(name)} == expected, pattern
         assert {name for name in names if LongPattern(pattern, ignore_case=True).matches(name)} == expected, pattern

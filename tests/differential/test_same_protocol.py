@@ -134,17 +134,17 @@ def test_http_request_of_a_web_page_ends_the_connection_as_at_redis(pair: Pair, 
 WORD = re.compile(rb"[A-Za-z]{3,}")
 KNOWN_WORDS = {word.upper() for data in (*WHOLE, AFTER) for word in WORD.findall(data)}
 # No zero bytes: they are a deviation.
-PIECES = st.one_of(
+CHUNKS = st.one_of(
     st.sampled_from([each for each in WHOLE if len(each) < 40]),
-    st.binary(max_size=8).map(lambda piece: piece.replace(b"\0", b"")),
+    st.binary(max_size=8).map(lambda chunk: chunk.replace(b"\0", b"")),
     st.sampled_from([b"*", b"$", b"\r\n", b"\n", b"1", b"3", b"-", b"PING", b"ECHO ", b"'", b'"', b"\\x4", b" "]),
 )
 
 
-@given(pieces=st.lists(PIECES, max_size=6))
+@given(chunks=st.lists(CHUNKS, max_size=6))
 @checked(100)
-def test_garbage_is_answered_as_by_redis(pair: Pair, pieces: list[bytes]) -> None:
-    data = b"".join(pieces) + AFTER
+def test_garbage_is_answered_as_by_redis(pair: Pair, chunks: list[bytes]) -> None:
+    data = b"".join(chunks) + AFTER
     assume(all(word.upper() in KNOWN_WORDS for word in WORD.findall(data)))
     assume(LINE_END_EXPECTED not in exchange(pair.sparkis.port, data))
     pair.check_bytes(data)

@@ -25,8 +25,8 @@ def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
     )
     try:
         assert job.stdout is not None and job.stderr is not None
-        told = next((line for line in job.stderr if "dashboard.sh" in line), "")
-        port = told.split()[-1]
+        line_of_dashboard = next((line for line in job.stderr if "dashboard.sh" in line), "")
+        port = line_of_dashboard.split()[-1]
         assert re.fullmatch(r"(sensor_[1-5] +-?\d+(\.\d)? *){5}", job.stdout.readline().strip() + " ")
 
         script = ["sh", str(ROOT / "examples" / "dashboard.sh"), port, "2"]

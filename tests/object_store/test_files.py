@@ -124,22 +124,22 @@ def test_a_copy_of_a_missing_file_is_none(filesystem: Filesystem) -> None:
 
 
 def test_a_large_file_goes_in_parts_and_is_seen_as_a_whole(proxy: FaultyProxy, filesystem: Filesystem) -> None:
-    piece = bytes(range(256)) * (PART_BYTES >> 9)
+    chunk = bytes(range(256)) * (PART_BYTES >> 9)
     proxy.taken()
     with filesystem.open_new("large") as file:
         for _ in range(5):
-            file.write(piece)
+            file.write(chunk)
         assert filesystem.read("large") is None
     assert methods(proxy) == {"POST": 2, "PUT": 3, "GET": 1}
-    assert filesystem.read("large") == piece * 5
+    assert filesystem.read("large") == chunk * 5
     assert uploads(proxy) == 0
 
 
-@pytest.mark.parametrize("pieces", [1, 5])
-def test_a_file_of_a_task_that_failed_is_not_there(proxy: FaultyProxy, filesystem: Filesystem, pieces: int) -> None:
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_a_file_of_a_task_that_failed_is_not_there(proxy: FaultyProxy, filesystem: Filesystem, chunks: int) -> None:
     before = uploads(proxy)
     with pytest.raises(ZeroDivisionError), filesystem.open_new("large") as file:
-        for _ in range(pieces):
+        for _ in range(chunks):
             file.write(b"x" * (PART_BYTES // 2))
         raise ZeroDivisionError
     assert filesystem.read("large") is None

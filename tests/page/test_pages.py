@@ -73,7 +73,7 @@ def test_each_page_shows_the_jobs_to_laptops_and_phones_and_loads_nothing_from_e
     assert hosts == {tab.url.partition("//")[2]}
 
 
-def test_numbers_move_without_a_reload_and_what_is_stale_is_first(tab: Tab) -> None:
+def test_page_updates_without_a_reload_and_lists_stale_jobs_first(tab: Tab) -> None:
     tab.open("/overview")
     tab.js("window.sameDocument = true")
     assert tab.texts("table.jobs .badge")[:2] == ["stale", "stale"]

@@ -129,7 +129,7 @@ def test_a_session_is_a_cookie_that_no_script_and_no_other_site_gets(site: Site)
     assert httpx.get(f"{site.url}/overview", cookies={name: value}).status_code == 303
 
 
-def test_each_user_sees_what_the_server_lets_it_see(site: Site) -> None:
+def test_page_shows_each_user_its_permitted_keys(site: Site) -> None:
     admin, reader = site.signed_in("admin", "admin-secret"), site.signed_in("reader", "reader-secret")
     assert "9999" in admin.get("/key?key=cars%3Aprice%3A7").text
     assert "9999" not in (refused := reader.get("/key?key=cars%3Aprice%3A7").text)

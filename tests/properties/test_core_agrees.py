@@ -158,11 +158,11 @@ async def _answered(
     held = sorted(server.context.tracking.clients_by_key)
     server.context.close()
     sent = replies_in(b"".join(wire.sent))
-    told = [each for each in sent if each.type == ">" and each.value[0].value in PUSHED]
-    replies = [each for each in sent if each not in told]
+    pushed = [each for each in sent if each.type == ">" and each.value[0].value in PUSHED]
+    replies = [each for each in sent if each not in pushed]
     answers = b"".join(each.raw for each in replies)
     without_totals = TOTALS.sub(b"", answers)
-    output_bytes = stats.output_bytes - sum(len(each.raw) for each in told) - len(answers) + len(without_totals)
+    output_bytes = stats.output_bytes - sum(len(each.raw) for each in pushed) - len(answers) + len(without_totals)
     counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, output_bytes, commands)
     return (
         without_totals,

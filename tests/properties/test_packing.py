@@ -135,7 +135,7 @@ def records_of(content: dict[bytes, Any], keys: Collection[bytes]) -> list[bytes
     st.sampled_from((ALL, SlotSet(((0, 8_000),)))),
 )
 def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
-    told: Sequence[tuple[list[list[Change]], tuple[str, ...]]],
+    given_epochs: Sequence[tuple[list[list[Change]], tuple[str, ...]]],
     run_rows: int,
     rows_max: int,
     has_events: bool,
@@ -162,7 +162,7 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
         for store in (compiled, general):
             store.records_events = has_events
             store.own(slots)
-        for number, (parts, replaces) in enumerate(told):
+        for number, (parts, replaces) in enumerate(given_epochs):
             runs = [run for part in parts for run in runs_of(part, NAMES if number % 2 else NAMES[::-1])]
             if slots != ALL:
                 runs = [run.filter(pa.array([p >> 32 <= 8_000 for p in positions_in(run).tolist()])) for run in runs]

@@ -198,7 +198,7 @@ def test_client_beyond_the_limit_gets_an_error(serve: Callable[..., Any]) -> Non
     assert server.server.context.stats.connections_rejected == 1
 
 
-def test_an_idle_client_is_closed_by_the_sweep(serve: Callable[..., Any]) -> None:
+def test_idle_client_is_closed_after_its_timeout(serve: Callable[..., Any]) -> None:
     server = serve(timeout=10)
     peer = server.connect()
     peer.answers(PING, PONG)

@@ -86,13 +86,13 @@ def test_interrupted_delete_reports_progress_and_can_run_again(overlay: Overlay,
     overlay.signal_upstream(signal.SIGSTOP)
     try:
         running.send_signal(signal.SIGINT)
-        told = running.communicate()[1]
+        output = running.communicate()[1]
     finally:
         overlay.signal_upstream(signal.SIGCONT)
     assert running.returncode == 130
     assert re.fullmatch(
-        r"sparkis swap-check: interrupted; [\d,]+ copies are deleted, run the command again for the others\n", told
-    ), told
+        r"sparkis swap-check: interrupted; [\d,]+ copies are deleted, run the command again for the others\n", output
+    ), output
     assert delete_copies(overlay, "--yes").stdout.endswith(" copies deleted.\n")
     assert sorted(upstream.call("KEYS", "*").plain) == sorted(OTHERS)
 
@@ -192,8 +192,8 @@ def test_delete_removes_copies_at_all_nodes_of_cluster(overlay: Overlay, tmp_pat
 def test_delete_stops_before_owners_are_known(overlay: Overlay, upstream: Connection, tmp_path: Path) -> None:
     before = upstream.call("DBSIZE").plain
     topology = tmp_path / "cluster.json"
-    nobody = {"host": "127.0.0.1", "port": free_port(), "slots": "0-16383"}
-    topology.write_text(json.dumps({"version": 1, "nodes": [nobody]}))
+    absent = {"host": "127.0.0.1", "port": free_port(), "slots": "0-16383"}
+    topology.write_text(json.dumps({"version": 1, "nodes": [absent]}))
     given = ("--upstream", f"redis://127.0.0.1:{overlay.upstream_port}", "--ownership", str(tmp_path / "owners.json"))
     with sparkis_proxy(topology, *given) as proxy, proxy.connect() as client:
         assert client.call("STATE", "OWNER", "session:1").plain.startswith(b"LOADING the key formats")

@@ -115,7 +115,7 @@ def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
             assert found[0] == found[1], lines
             direct.call("MSET", *(word for key in "abcd" for word in (key, turn)))
             direct.call("SET", "marker", turn)
-            told = []
+            invalidated = []
             for connection in (client, alone):
                 keys: set[bytes] = set()
                 connection.send(request("PING") + request("CLIENT", "CACHING", "YES") + request("GET", "marker"))
@@ -125,8 +125,8 @@ def test_tracking_with_caching_of_requests_is_as_at_the_upstream(
                 while b"marker" not in keys:
                     keys |= set(connection.read().plain[1])
                 direct.call("SET", "marker", turn)
-                told.append(keys)
-            assert told[0] == told[1], lines
+                invalidated.append(keys)
+            assert invalidated[0] == invalidated[1], lines
 
 
 @pytest.mark.parametrize("line", ["SET a 2", "DEL a", "FLUSHDB", "EVAL return(redis.call('set',KEYS[1],3)) 1 a"])

@@ -385,7 +385,7 @@ class Waiting(ReplySink):
     def __init__(self) -> None:
         self.reply: bytes | None = None
 
-    def put(self, index: int, reply: bytes, told: ReplyEpochs = NO_EPOCHS) -> None:
+    def put(self, index: int, reply: bytes, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         self.reply = reply
 
 

@@ -125,9 +125,9 @@ def test_broadcasts_begin_once_all_servers_report_changes(cluster: Cluster) -> N
             stopped.send_signal(signal.SIGCONT)
         assert client.read().plain == b"OK"
         cluster.publish(KEYS)
-        told: set[bytes] = set()
-        while told != set(KEYS):
-            told |= set(client.read().plain[1])
+        invalidated: set[bytes] = set()
+        while invalidated != set(KEYS):
+            invalidated |= set(client.read().plain[1])
 
 
 @pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"]], ids=" ".join)

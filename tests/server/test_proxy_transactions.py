@@ -307,16 +307,16 @@ def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_s
             assert transaction(client, *gets).value
             process = cluster.servers[0].process
             process.send_signal(signal.SIGSTOP)
-            pieces = (
+            chunks = (
                 [[(b"MULTI",), *gets, (b"EXEC",)]]
                 if is_in_one_piece
                 else [[(b"MULTI",), gets[0]], gets[1:], [(b"EXEC",)]]
             )
             queued: list[Reply] = []
-            for piece in pieces[:-1]:
-                client.send(requests(piece))
-                queued += [client.read() for _ in piece]
-            client.send(requests(pieces[-1]))
+            for chunk in chunks[:-1]:
+                client.send(requests(chunk))
+                queued += [client.read() for _ in chunk]
+            client.send(requests(chunks[-1]))
             for _ in range(3):  # the proxy has sent the transaction then
                 assert not other.call("GET", cluster.of(1)).is_error
             process.kill()

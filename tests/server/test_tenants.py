@@ -231,21 +231,21 @@ def test_tenant_is_notified_of_its_own_changes_alone(endpoint: Running, log: Pat
         notified.send(request("PSUBSCRIBE", "*"))
         assert notified.call("PING").plain in (b"PONG", [b"psubscribe", b"*", 1])
         tracking.send(request("CLIENT", "TRACKING", "ON", "BCAST"))
-        assert b"rival" not in heard_until(tracking, b"+OK\r\n")  # a proxy may send what changed meanwhile before it
+        assert b"rival" not in read_until(tracking, b"+OK\r\n")  # a proxy may send what changed meanwhile before it
         for name, key in ((OTHERS, b"rival:text:" + HIDDEN), (MINE, b"mine:text:again")):
             value = b"%d" % endpoint.port
             write_log(log, name, STATES[name], [put_value("text", key, value)], query_id=name)
             while admin.call("GET", key).value != value:
                 pass
-        heard = {connection: heard_until(connection, b"mine:text:again") for connection in (notified, tracking)}
+        received = {connection: read_until(connection, b"mine:text:again") for connection in (notified, tracking)}
         admin.call("CONFIG", "SET", "notify-keyspace-events", "")
-    for told_to in heard.values():
-        assert b"rival" not in told_to
+    for messages in received.values():
+        assert b"rival" not in messages
 
 
-def heard_until(connection: Connection, end: bytes) -> bytes:
+def read_until(connection: Connection, end: bytes) -> bytes:
     """Return all frames that a connection is sent, up to one that has a text in it."""
-    heard = b""
-    while end not in heard:
-        heard += connection.read().raw
-    return heard
+    received = b""
+    while end not in received:
+        received += connection.read().raw
+    return received

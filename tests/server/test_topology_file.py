@@ -93,7 +93,7 @@ def test_a_server_does_not_start_with_a_bad_topology(
 
 def test_topology_can_be_set_by_a_command(dataset_log: Path, tmp_path: Path) -> None:
     disabled = b"-ERR This instance has cluster support disabled\r\n"
-    told = json.dumps(topology(1, "0-16383", ""))
+    new = json.dumps(topology(1, "0-16383", ""))
     with (
         sparkis_server(tmp_path / "store", dataset_log) as server,
         server.connect() as client,
@@ -101,9 +101,9 @@ def test_topology_can_be_set_by_a_command(dataset_log: Path, tmp_path: Path) -> 
     ):
         control.call("AUTH", CONTROL_TOKEN)
         assert client.call("CLUSTER", "SLOTS").raw == client.call("READONLY").raw == disabled
-        assert control.call("TOPOLOGY", "nobody", told).raw.startswith(b"-ERR no node 'nobody' in version 1")
+        assert control.call("TOPOLOGY", "nobody", new).raw.startswith(b"-ERR no node 'nobody' in version 1")
         assert control.call("TOPOLOGY", HERE, "{").raw.startswith(b"-ERR the topology is not JSON")
         assert client.call("CLUSTER", "INFO").raw == disabled
-        assert control.call("TOPOLOGY", HERE, told).raw == b"+OK\r\n"
+        assert control.call("TOPOLOGY", HERE, new).raw == b"+OK\r\n"
         assert client.call("CLUSTER", "SLOTS").plain[0][2][:2] == [b"sparkis.example.org", 7000]
         assert control.call("TOPOLOGY", HERE, json.dumps(topology(1, "0-1", ""))).is_error

@@ -125,9 +125,9 @@ def test_invalidations_come_before_or_after_a_transaction(client: Any, epochs: E
     client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
     epochs.publish("a")
     client.send(lines("MULTI", "GET job:temp:a", "GET job:temp:b", "EXEC"))
-    queued, told, done = OK + QUEUED * 2, invalid("job:temp:a"), b"*2\r\n" + bulk(b"1") + bulk(b"0")
-    found = client.read(len(queued + told + done))
-    assert found in (queued + told + done, told + queued + done)  # the latter if this process was slow
+    queued, invalidation, done = OK + QUEUED * 2, invalid("job:temp:a"), b"*2\r\n" + bulk(b"1") + bulk(b"0")
+    found = client.read(len(queued + invalidation + done))
+    assert found in (queued + invalidation + done, invalidation + queued + done)  # the latter if this process was slow
     epochs.publish("b")
     client.answers(b"", invalid("job:temp:b"))
 

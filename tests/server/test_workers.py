@@ -148,7 +148,7 @@ def test_a_list_of_clients_has_those_of_all_workers_by_their_ids(
 ) -> None:
     connections = [first, *(connect(shared) for _ in range(5))]
     ids = [str(id_of(each)) for each in connections]
-    nobody = str(id_of(first) + 99)
+    absent = str(id_of(first) + 99)
     for number, each in enumerate(connections):
         each.call("CLIENT", "SETNAME", f"name-{number}")
     for each in connections:
@@ -156,7 +156,7 @@ def test_a_list_of_clients_has_those_of_all_workers_by_their_ids(
         assert [(line["id"], line["name"]) for line in lines] == [(ids[n], f"name-{n}") for n in range(6)]
         assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "TYPE", "normal"))] == ids
         assert client_lines(each.call("CLIENT", "LIST", "TYPE", "pubsub")) == []
-        given = (ids[4], nobody, ids[1], ids[4])
+        given = (ids[4], absent, ids[1], ids[4])
         assert [line["id"] for line in client_lines(each.call("CLIENT", "LIST", "ID", *given))] == [
             ids[4],
             ids[1],

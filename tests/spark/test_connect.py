@@ -77,9 +77,9 @@ def test_a_query_of_a_connect_session_publishes_its_state(client: redis.Redis, b
     assert client.mget("connected:max:a", "connected:max:b") == ["3.5", "2"]
     assert client.hgetall("connected:last:a") == {"v": "3.5", "t": "2020-01-01T00:01:00Z"}
     assert client.exists("connected:last:b") == 0
-    assert eventually(lambda: lag(client, "connected"), lambda told: not told["stale"])["applied"] == 1
+    assert eventually(lambda: lag(client, "connected"), lambda report: not report["stale"])["applied"] == 1
     query.stop()
-    eventually(lambda: lag(client, "connected"), lambda told: bool(told["stale"]))
+    eventually(lambda: lag(client, "connected"), lambda report: bool(report["stale"]))
 
 
 def test_epochs_are_announced_to_the_addresses_in_the_sessions_settings(

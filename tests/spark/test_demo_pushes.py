@@ -41,13 +41,13 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         assert "Traceback" not in demo.printed
 
 
-def check(heard: dict[str, Any]) -> None:
-    assert heard["messages"] == ["hello", "hello"]
-    assert heard["notification"] == "hset"
-    told = json.loads(heard["epoch"])
-    assert (told["job"], told["term"]) == ("flights", 1)
-    assert told["epoch"] > 0
-    assert heard["invalidated"] == [KEY] * len(MODES)
+def check(received: dict[str, Any]) -> None:
+    assert received["messages"] == ["hello", "hello"]
+    assert received["notification"] == "hset"
+    epoch = json.loads(received["epoch"])
+    assert (epoch["job"], epoch["term"]) == ("flights", 1)
+    assert epoch["epoch"] > 0
+    assert received["invalidated"] == [KEY] * len(MODES)
 
 
 @pytest.mark.parametrize("script", ["ioredis.mjs", "node_redis.mjs"])
@@ -64,8 +64,8 @@ def test_javascript_clients_are_notified_of_changes_of_the_demo(port: int, scrip
 
 def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
     options: dict[str, Any] = {"port": port, "protocol": 2, "decode_responses": True}
-    heard: dict[str, Any] = {"invalidated": []}
-    with redis.Redis(**options) as told, redis.Redis(**options).client() as client, told.pubsub() as pubsub:
+    received: dict[str, Any] = {"invalidated": []}
+    with redis.Redis(**options) as connection, redis.Redis(**options).client() as client, connection.pubsub() as pubsub:
 
         def next_of(channel: str) -> Any:
             found = eventually(
@@ -81,9 +81,9 @@ def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
         pubsub.ping()
         client.publish("news", "hello")
         client.spublish("shard", "hello")
-        heard["messages"] = [next_of("news"), next_of("shard")]
-        heard["notification"] = next_of(CHANNEL)
-        heard["epoch"] = next_of(EPOCHS)
+        received["messages"] = [next_of("news"), next_of("shard")]
+        received["notification"] = next_of(CHANNEL)
+        received["epoch"] = next_of(EPOCHS)
         of_told = next(each["id"] for each in client.client_list() if each["flags"] == "P")
         for mode in MODES:
             client.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", of_told, *mode.split())
@@ -92,9 +92,9 @@ def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
             client.hgetall(KEY)
             while KEY not in (keys := next_of("__redis__:invalidate")):
                 assert keys
-            heard["invalidated"].append(KEY)
+            received["invalidated"].append(KEY)
             client.execute_command("CLIENT", "TRACKING", "OFF")
-    check(heard)
+    check(received)
 
 
 def test_the_cache_of_redis_py_goes_with_the_demo(port: int) -> None:

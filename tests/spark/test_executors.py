@@ -84,7 +84,7 @@ def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.slow
-def test_executors_write_what_the_driver_commits_and_one_server_beside_it_serves(spark: SparkSession, tmp_path: Path):
+def test_executors_write_epochs_that_the_driver_commits_and_a_server_serves_them(spark: SparkSession, tmp_path: Path):
     endpoint = sparkis.serve(spark, log=tmp_path / "log", placement="driver")
     rows = Batches(spark, tmp_path / "input", "k string, v long, pad string")
     for number in range(2):

@@ -58,6 +58,6 @@ def test_a_sorted_set_of_such_scores_is_searched_for_places(spark: SparkSession,
     near = client.geosearch("places:shops", longitude=15, latitude=37, radius=200, unit="km", sort="ASC", withdist=True)
     assert near == [["Catania", 56.4413], ["Palermo", 190.4424]]
     assert client.geodist("places:shops", "Palermo", "Catania", "km") == 166.2742
-    (palermo, nobody) = client.geopos("places:shops", "Palermo", "nobody")
+    (palermo, absent) = client.geopos("places:shops", "Palermo", "nobody")
     assert palermo == pytest.approx((13.361389, 38.115556))
-    assert nobody is None
+    assert absent is None

@@ -160,7 +160,7 @@ def test_declared_states_of_a_processor_are_readable_over_restarts(
 
 
 @pytest.mark.slow
-def test_a_declaration_changes_nothing_in_what_is_computed_and_comes_and_goes_with_restarts(
+def test_declaration_leaves_results_unchanged_and_may_come_and_go_with_restarts(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(SCHEMA)

@@ -58,7 +58,7 @@ def test_the_facts_are_those_that_spark_reports_of_the_micro_batch_before(
     assert dict(client.hscan_iter("watched:_progress")) == facts
 
 
-def test_facts_are_no_part_of_what_a_replay_is_recognised_by(
+def test_replay_is_recognised_without_its_facts(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(ROWS)

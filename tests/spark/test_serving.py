@@ -284,7 +284,7 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
     options = ("--log", tmp_path / "log", "--store", tmp_path / "store", "--bind", "127.0.0.1", "--port", 0)
     with sparkis("state-server", "--registry", endpoint.registry, *options) as server:
         eventually(
-            lambda: [member["slots"] for member in endpoint.members()], lambda told: len(told) == 2 and all(told)
+            lambda: [member["slots"] for member in endpoint.members()], lambda found: len(found) == 2 and all(found)
         )
         eventually(
             lambda: placing.answers(endpoint.url),
@@ -316,7 +316,7 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
         (
             {"metrics": "nowhere"},
@@ -336,8 +336,8 @@ def test_serving_a_log_from_executors_again_returns_its_servers_and_other_option
         ({"placement": public.Executors(registry_port=65_536)}, "registry_port=65536: give a number from 0 to 65535"),
     ],
 )
-def test_impossible_argument_is_refused(spark: SparkSession, tmp_path: Path, given: dict[str, Any], told: str):
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_impossible_argument_is_refused(spark: SparkSession, tmp_path: Path, given: dict[str, Any], error: str):
+    with pytest.raises(ValueError, match=re.escape(error)):
         public.serve(spark, log=tmp_path / "log", **given)
 
 

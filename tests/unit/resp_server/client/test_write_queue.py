@@ -32,7 +32,7 @@ def test_replies_of_a_round_are_sent_at_its_end_in_order() -> None:
     asyncio.run(play())
 
 
-def test_much_does_not_wait_and_comes_behind_what_waited() -> None:
+def test_large_write_is_sent_at_once_after_waiting_ones() -> None:
     async def play() -> None:
         sent: list[tuple[str, bytes]] = []
         write_queue, one = WriteQueue(), Client(sent, "one")

@@ -37,15 +37,15 @@ def test_a_field_of_a_group_as_a_keyword_is_an_error_that_names_the_group(name: 
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "error"),
     [
         ({"upstream": "redis://user:secret@cache"}, "upstream is a group, not a str: write upstream=Upstream(URL, own"),
         ({"tls": {"cert_file": "a"}}, "tls is a group, not a dict: write tls=Tls(...)"),
         ({"limits": "a=1"}, "limits is a group, not a str: write limits=Limits(...)"),
     ],
 )
-def test_a_value_in_place_of_a_group_is_refused_without_its_secrets(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(told)) as raised:
+def test_a_value_in_place_of_a_group_is_refused_without_its_secrets(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(error)) as raised:
         check_groups(**given)
     assert "secret" not in str(raised.value)
 

@@ -253,7 +253,9 @@ def test_impossible_rename_is_refused(tmp_path: Path) -> None:
     silent_writer(tmp_path, "old", STATES, "q").publish([])
 
 
-def test_the_command_says_what_it_did_or_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_its_result_or_the_reason_of_its_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old_job(tmp_path).close()
     parser = argparse.ArgumentParser()
     renaming.add_options(parser)

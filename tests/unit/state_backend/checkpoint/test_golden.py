@@ -115,8 +115,8 @@ def test_operator_without_metadata_is_known_by_its_schemas(job: str, tmp_path: P
     [operator] = checkpoint.batch_stores(4).operators
     states = whole(checkpoint, 4)
     (folder / "state/0/_metadata/metadata").unlink()  # Spark 3.5 writes none
-    [told] = checkpoint.batch_stores(4).operators
-    assert SAME_STATES.get(told.name, told.name) == SAME_STATES.get(operator.name, operator.name)
+    [found_operator] = checkpoint.batch_stores(4).operators
+    assert SAME_STATES.get(found_operator.name, found_operator.name) == SAME_STATES.get(operator.name, operator.name)
     assert states and whole(checkpoint, 4) == states
 
 

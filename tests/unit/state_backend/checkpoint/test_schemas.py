@@ -24,8 +24,8 @@ def text(content: str) -> bytes:
 
 
 def texts(content: str, size: int = 7) -> bytes:
-    pieces = [content[at : at + size] for at in range(0, len(content), size)]
-    return struct.pack(">i", len(pieces)) + b"".join(map(text, pieces))
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    return struct.pack(">i", len(chunks)) + b"".join(map(text, chunks))
 
 
 KEY, VALUE = spark_struct(word="string"), spark_struct(count="long", price="double")

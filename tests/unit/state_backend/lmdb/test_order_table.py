@@ -135,7 +135,7 @@ def test_a_map_without_orders_keeps_its_expiry_if_another_key_of_its_position_ha
         each.close()
 
 
-def test_a_snapshot_has_the_orders_of_all_keys_of_a_position_whatever_is_stored_beside_them(tmp_path: Path) -> None:
+def test_snapshot_has_the_orders_of_all_keys_of_a_position_beside_any_records(tmp_path: Path) -> None:
     """Keys of all states share a position, in each order: a map without an order is the first, in between, or last."""
     value = b"at the position"
     made = {

@@ -321,10 +321,10 @@ def test_rows_of_a_deleted_key_are_removed_in_bounded_batches(tmp_path: Path) ->
     store.apply(epoch_of(0, [*(put_city(b"%d" % number, 100) for number in range(50)), long]), STATES)
     assert (entries(store, "fields"), rows_of_dues(store), entries(store, "blocks")) == (50, 50, 4)
     store.apply(epoch_of(1, [Change("city", Op.CLEAR, b"map"), Change("temp", Op.DELETE, b"long")]), STATES)
-    portions = []
-    while not portions or portions[-1] >= 20:
-        portions.append(store.expire(1, 20))
-    assert (portions[:5], sum(portions)) == ([20, 20, 20, 20, 20], 104)
+    removed = []
+    while not removed or removed[-1] >= 20:
+        removed.append(store.expire(1, 20))
+    assert (removed[:5], sum(removed)) == ([20, 20, 20, 20, 20], 104)
     assert [entries(store, table) for table in Tables._fields if table != "meta"] == [0] * 7
     assert (store.applied.key_count, store.applied.expired_keys) == (0, 0)
     store.close()

@@ -157,7 +157,7 @@ def test_a_writer_of_an_older_version_that_sends_no_heartbeats_is_followed_at_on
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
-def test_a_fenced_writers_sign_of_life_is_nobodys(tmp_path: Path) -> None:
+def test_heartbeat_of_a_fenced_writer_is_ignored(tmp_path: Path) -> None:
     before = writer_of(tmp_path)
     before.send_heartbeat()
     after = writer_of(tmp_path)

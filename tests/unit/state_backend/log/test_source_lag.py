@@ -27,7 +27,7 @@ def test_partition_that_was_added_is_behind_from_its_start() -> None:
     assert list(found["partitions"]) == ["orders/0", "orders/1", "orders/2", "orders/10"]
 
 
-def test_epoch_that_is_ahead_of_what_is_known_has_no_lag() -> None:
+def test_epoch_ahead_of_the_known_offsets_has_no_lag() -> None:
     """The newest offsets are those before the micro-batch, and one partition's lead hides no other partition's lag."""
     found = lag_of([json.dumps(ORDERS)], sources(at_0={"orders": {"0": 4, "1": 21}}))
     assert found is not None and found["records"] == 1

@@ -225,7 +225,7 @@ def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
     assert lookup.hashes(key) == (slot_of(key), crc32(key), crc_hqx(key, 0))
 
 
-def test_long_texts_have_python_s_checksum_whatever_their_size_and_address() -> None:
+def test_long_texts_of_any_size_and_address_have_python_s_checksum() -> None:
     text = random.Random(2).randbytes(700)
     for size in [*range(300), 511, 512, 513, 640, 699]:
         for start in (0, 1, len(text) - size):

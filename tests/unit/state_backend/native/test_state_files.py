@@ -29,8 +29,8 @@ def test_a_word_outside_of_the_buffer_is_refused(start: int, width: int):
 
 
 def test_pieces_are_gathered_with_their_offsets():
-    pieces, offsets = state_files.gathered(CONTENT, numbers(10, 16, 0), numbers(3, 0, 2))
-    assert pieces == b"abc01"
+    chunks, offsets = state_files.gathered(CONTENT, numbers(10, 16, 0), numbers(3, 0, 2))
+    assert chunks == b"abc01"
     assert np.frombuffer(offsets, np.int64).tolist() == [0, 3, 3, 5]
 
 

@@ -172,7 +172,7 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
     assert view.at(b"b:s:1").key_info(b"b:s:1") is not None
 
 
-def test_a_renamed_job_takes_the_place_of_what_it_was_though_their_keys_are_the_same() -> None:
+def test_renamed_job_replaces_its_former_name_with_the_same_keys() -> None:
     keyspace = keyspace_of(job_of("old", [b"plane/1"], "plane/<k>"), job_of("other", [b"other:s:1"]))
     view = keyspace.view(NOW_MS)
     assert view.at(b"plane/1").value(b"plane/1") == b"old"
@@ -182,7 +182,7 @@ def test_a_renamed_job_takes_the_place_of_what_it_was_though_their_keys_are_the_
     assert set(keyspace.jobs) == {"new", "other"}
 
 
-def test_a_renamed_job_takes_the_place_of_what_it_was_whichever_terms_began_their_generations() -> None:
+def test_renamed_job_replaces_its_former_name_in_any_order_of_terms() -> None:
     keyspace = keyspace_of(job_of("old", [b"plane/1"], "plane/<k>", generation="q.3"))
     keyspace.put(replace(job_of("new", [b"plane/1"], "plane/<k>", generation="q.1"), renamed_from="old"))
     assert set(keyspace.jobs) == {"new"}
