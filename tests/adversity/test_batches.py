@@ -118,39 +118,6 @@ def test_a_new_checkpoint_replaces_all_state_and_the_old_one_is_readable_until_t
     assert scene.epochs() == [0]
 
 
-@pytest.mark.slow  # the writer's unit tests, and tests/spark/test_reduce.py, notice the same
-def test_a_checkpoint_that_was_set_back_is_refused_unless_later_epochs_may_go(
-    job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
-):
-    scene.start_server()
-    scene.add_files(2)
-    job.run()
-    job.stop()
-    older = scene.folder / "older"
-    shutil.copytree(scene.checkpoint, older)
-    scene.add_files(3)
-    job.run()
-    job.stop()
-    scene.wait_for_all()
-    assert scene.epochs() == list(range(5))
-
-    shutil.rmtree(scene.checkpoint)
-    shutil.copytree(older, scene.checkpoint)
-    first = scene.epoch(2)
-    message = job.failure()
-    assert f"job '{JOB}': epoch 2 was published again, but the log {scene.log} already ends at epoch 4" in message
-    assert "Restore the newer checkpoint, or pass on_rewind='truncate'" in message
-    assert scene.state() == scene.expected()
-
-    job.run(on_rewind="truncate")
-    scene.add_files(3)
-    job.go_on()
-    scene.wait_for_all()
-    assert scene.epochs() == list(range(8))
-    assert scene.epoch(2) != first
-    assert [record for record in caplog.records if "epochs 2 to 4 are dropped" in record.getMessage()]
-
-
 # Replays --------------------------------------------------------------------------------------------------------------
 
 

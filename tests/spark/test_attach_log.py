@@ -152,49 +152,6 @@ def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: M
     assert current_of(attachment).generation.startswith(f"{again.id}.")
 
 
-@pytest.mark.slow  # test_new_generation has the same of a sink, whose log writer this is
-def test_the_state_of_a_checkpoint_that_was_begun_anew_is_held_back_until_it_has_caught_up(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
-    rows = batches(SCHEMA)
-    for _ in range(3):
-        rows.add({"k": "a"})
-    query = run(counts(rows.df), "anew", tmp_path / "old")
-    attachment = attached(query)
-    assert attachment.wait(timeout_s=WAIT_S_MAX)
-    eventually(lambda: shown(client, "anew"), lambda found: found == {"anew:aggregation:a": "3"})
-    attachment.stop()
-    query.stop()
-
-    counted = counts(rows.df).writeStream.outputMode("update").format("noop")
-    query = (
-        counted.trigger(processingTime="1 hour")
-        .queryName("anew")
-        .option("checkpointLocation", tmp_path / "new")
-        .start()
-    )
-    attachment = attached(query)
-    (held,) = eventually(
-        lambda: [row for row in client.execute_command("STATE", "LAG") if row["job"] == "anew"],
-        lambda lags: lags[0]["held_back_epoch"] == 0,
-    )
-    assert (attachment.batch, held["applied"]) == (0, 2)
-    assert client.get("anew:aggregation:a") == "3", "one of three batches is no answer"
-    attachment.stop()
-    query.stop()
-
-    query = run(counts(rows.df), "anew", tmp_path / "new")
-    attachment = attached(query)
-    rows.add({"k": "b"})
-    query.processAllAvailable()
-    eventually(
-        lambda: shown(client, "anew"), lambda found: found == {"anew:aggregation:a": "3", "anew:aggregation:b": "1"}
-    )
-    assert current_of(attachment).generation.startswith(f"{query.id}.")
-    with pytest.raises(DescriptorError, match="catch_up_timeout= is a number of seconds"):
-        attached(query, catch_up_timeout=-1)
-
-
 @pytest.mark.slow
 def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_anew(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
