@@ -75,7 +75,7 @@ class SlotsMove(RuleBasedStateMachine):
         self.patches.close()
         shutil.rmtree(self.folder)
 
-    def start(self, which: int) -> Applier:
+    def start(self, which: int, **more: Any) -> Applier:
         return Applier(
             ChangeLog(self.folder / "log"),
             "job",
@@ -83,6 +83,7 @@ class SlotsMove(RuleBasedStateMachine):
             self.events[which].update,
             clock=lambda: self.clock_ms,
             slots=self.wanted[which],
+            **more,
         )
 
     # What happens ------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job, Keyspace
 from tests.builders import apply_epoch
+from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.compiled
 
@@ -71,10 +72,6 @@ def served(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransp
         server.context.close()
 
     asyncio.run(run())
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 class Expected:

@@ -72,17 +72,9 @@ class SnapshotsInParts(moves.SlotsMove):
         for name, value in {"EPOCHS_MAX": 3, "LEAD_EPOCHS": 1, "CHANGES_BYTES_MIN": 4_000}.items():
             self.patches.enter_context(patch(f"state_backend.apply.compactor.{name}", value))
 
-    def start(self, which: int) -> Applier:
+    def start(self, which: int, **more: Any) -> Applier:
         self.writing[which] = Writing(self)
-        return Applier(
-            ChangeLog(self.folder / "log"),
-            "job",
-            self.folder / f"store{which}",
-            self.events[which].update,
-            clock=lambda: self.clock_ms,
-            slots=self.wanted[which],
-            compactor=self.writing[which],
-        )
+        return super().start(which, compactor=self.writing[which], **more)
 
     @rule(which=st.integers(0, 1), operations=st.none() | st.integers(0, 12))
     def write(self, which: int, operations: int | None) -> None:

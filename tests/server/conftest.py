@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from compat.conformance import servers
+from compat.conformance.certificates import Authority
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server import native
@@ -197,6 +198,11 @@ def log(tmp_path: Path) -> Path:
     """A log of one job with one key."""
     write_log(tmp_path / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
     return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="session")

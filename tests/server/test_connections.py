@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from resp_server.client.output import ClientOutput
+from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
 
@@ -21,10 +22,6 @@ PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
 def get(key: bytes) -> bytes:
     return b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> None:

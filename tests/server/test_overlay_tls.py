@@ -19,11 +19,6 @@ from tests.server.redis_cluster import RedisCluster
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def tls_port(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[int]:
     """The TLS port of an upstream that requires a client certificate; its own is for the name `cache.internal`."""
     authority.issue("upstream", "cache.internal")

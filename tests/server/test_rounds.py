@@ -14,6 +14,7 @@ from state_backend.model.records import Change, Op
 from state_backend.store.memory_store import MemoryStore
 from tests.builders import apply_epoch
 from tests.server.conftest import LARGE_BYTES, NOW_MS, STATES, Peer
+from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
 
@@ -23,10 +24,6 @@ WRONG_KIND = b"-WRONGTYPE Operation against a key holding the wrong kind of valu
 
 def get(number: int) -> bytes:
     return request(b"GET", b"job:temp:%d" % number)
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def values(*numbers: int) -> bytes:

@@ -38,11 +38,6 @@ Serve = Callable[..., Running]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tls") / "log"
     with LogWriter(root, "job", [StateDescriptor("n", key="k", value="v")], "first") as writer:

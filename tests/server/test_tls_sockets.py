@@ -79,11 +79,6 @@ class TlsPeer:
         return bytes(data)
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
 @pytest.fixture(params=[OWN_SOCKETS, "asyncio", "pure"])
 def start(
     request: pytest.FixtureRequest,

@@ -15,6 +15,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job
 from state_backend.store.store import EpochChanges
+from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
 
@@ -24,10 +25,6 @@ STATES = [
 ]
 FIELDS = 3_000
 OK, PONG, QUEUED = b"+OK\r\n", b"+PONG\r\n", b"+QUEUED\r\n"
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def lines(*requests: str) -> bytes:

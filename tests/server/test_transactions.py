@@ -21,6 +21,7 @@ from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
 from tests.builders import apply_epoch
 from tests.server.conftest import OtherProcesses
+from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
 
@@ -35,10 +36,6 @@ PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 KEYS = 2_000
 FIELDS = 3_000
 OK, QUEUED = b"+OK\r\n", b"+QUEUED\r\n"
-
-
-def bulk(text: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
 def lines(*requests: str) -> bytes:

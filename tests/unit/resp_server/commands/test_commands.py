@@ -15,7 +15,19 @@ from state_backend.model.slots import field_hash_position
 from state_backend.store.keyspace import Keyspace
 
 NOW_MS = 1_700_000_000_000
-UNKNOWN_SOURCE = {
+# What STATE LAG and STATE JOBS say of the job's epochs.
+LAG = {
+    b"applied": 4,
+    b"committed": 6,
+    b"lag_epochs": 2,
+    b"lag_ms": 1500,
+    b"committed_at": b"2023-11-14T22:13:19.000Z",
+    b"age_ms": 1000,
+    b"epochs_per_minute": 2,
+    b"changes_per_minute": 30,
+    b"stale": 0,
+    b"incomplete": 0,
+    b"skipped_rows": 0,
     b"source_lag_records": None,
     b"source_lag_at": None,
     b"source_lag_age_ms": None,
@@ -23,6 +35,10 @@ UNKNOWN_SOURCE = {
     b"source_partition_lags": [],
     b"record_delay_p50_ms": None,
     b"record_delay_p99_ms": None,
+    b"held_back_epoch": None,
+    b"held_back_since": None,
+    b"as_of": None,
+    b"error": b"",
 }
 SYNTAX = b"-ERR syntax error\r\n"
 NOT_INTEGER = b"-ERR value is not an integer or out of range\r\n"
@@ -288,22 +304,7 @@ def test_state_commands_show_jobs_and_states(client: Any) -> None:
                 b"generation": b"g1",
                 b"states": 4,
                 b"keys": 27,
-                b"applied": 4,
-                b"committed": 6,
-                b"lag_epochs": 2,
-                b"lag_ms": 1500,
-                b"committed_at": b"2023-11-14T22:13:19.000Z",
-                b"age_ms": 1000,
-                b"epochs_per_minute": 2,
-                b"changes_per_minute": 30,
-                b"stale": 0,
-                b"incomplete": 0,
-                b"skipped_rows": 0,
-                **UNKNOWN_SOURCE,
-                b"held_back_epoch": None,
-                b"held_back_since": None,
-                b"as_of": None,
-                b"error": b"",
+                **LAG,
                 b"slots": b"0-16383",
                 b"store_bytes": 0,
                 b"state_names": [b"temp", b"stats", b"visits", b"news"],
@@ -349,25 +350,7 @@ def test_a_history_needs_a_key_of_a_state_and_a_log(client: Any) -> None:
 
 def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspace) -> None:
     client.session.protocol = 3
-    lag = {
-        b"job": b"job",
-        b"applied": 4,
-        b"committed": 6,
-        b"lag_epochs": 2,
-        b"lag_ms": 1500,
-        b"committed_at": b"2023-11-14T22:13:19.000Z",
-        b"age_ms": 1000,
-        b"epochs_per_minute": 2,
-        b"changes_per_minute": 30,
-        b"stale": 0,
-        b"incomplete": 0,
-        b"skipped_rows": 0,
-        **UNKNOWN_SOURCE,
-        b"held_back_epoch": None,
-        b"held_back_since": None,
-        b"as_of": None,
-        b"error": b"",
-    }
+    lag = {b"job": b"job", **LAG}
     assert client.ask("STATE LAG") == encode([lag], 3)
     keyspace.jobs["job"].committed_epoch = 4
     lag |= {b"committed": 4, b"lag_epochs": 0, b"lag_ms": 0}

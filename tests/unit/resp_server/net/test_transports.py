@@ -6,22 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.net.transports import AwakeClock
+from tests.clock import ManualClock
 
 STEP_S_MAX = 0.25
 
 
-class Wall:
-    """A clock that is put forward by hand."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_frequently_ticked_clock_shows_the_time() -> None:
-    wall = Wall()
+    wall = ManualClock()
     clock = AwakeClock(STEP_S_MAX, wall)
     began_s = clock()
     for _ in range(8):
@@ -31,7 +22,7 @@ def test_frequently_ticked_clock_shows_the_time() -> None:
 
 
 def test_a_pause_of_this_process_is_one_step() -> None:
-    wall = Wall()
+    wall = ManualClock()
     clock = AwakeClock(STEP_S_MAX, wall)
     began_s = clock()
     wall.now_s += 3600
@@ -43,7 +34,7 @@ def test_a_pause_of_this_process_is_one_step() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans())))
 def test_clock_never_goes_back_and_counts_no_more_than_has_passed(steps: list[tuple[float, bool]]) -> None:
-    wall = Wall()
+    wall = ManualClock()
     clock = AwakeClock(STEP_S_MAX, wall)
     shown_s, ticks = clock(), 0
     for passed_s, is_tick in steps:

@@ -44,16 +44,6 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
-@pytest.fixture
-def growing(tmp_path: Path) -> GrowingCheckpoint:
-    return GrowingCheckpoint(NEWEST, "hdfs-window", tmp_path)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
 def follow(growing: GrowingCheckpoint, log: Path, last: int) -> None:
     """Attach until a batch is in the log."""
     with following(growing.path, log) as attachment:

@@ -24,21 +24,6 @@ NUMBERS = np.arange(KEYS)
 Reader = Callable[..., StateReader]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> WrittenCheckpoint:
-    """A checkpoint whose first batch, with all keys, is committed."""
-    checkpoint = WrittenCheckpoint(tmp_path / "checkpoint", PARTITIONS)
-    checkpoint.plan(0)
-    checkpoint.write_snapshot(0, KEYS)
-    checkpoint.commit(0)
-    return checkpoint
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
 def change_files(log: Path, batch: int) -> list[str]:
     """Return the names of the finished change files of a batch."""
     return sorted(path.name for path in log.glob(f"{JOB}/*/changes/{batch}-*.arrow"))

@@ -64,16 +64,6 @@ def readers() -> Readers:
     return Readers()
 
 
-@pytest.fixture
-def growing(tmp_path: Path) -> GrowingCheckpoint:
-    return GrowingCheckpoint(NEWEST, "hdfs-window", tmp_path)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
 def is_running(pid: int) -> bool:
     """Return whether a process runs; one that has ended and is not yet reaped does not."""
     try:

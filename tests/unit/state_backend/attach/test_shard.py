@@ -67,21 +67,6 @@ def read_after_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FilesReader, "read_ahead", StateReader.read_ahead)
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> WrittenCheckpoint:
-    """A checkpoint whose first batch, with all keys, is committed."""
-    checkpoint = WrittenCheckpoint(tmp_path / "checkpoint", PARTITIONS)
-    checkpoint.plan(0)
-    checkpoint.write_snapshot(0, KEYS)
-    checkpoint.commit(0)
-    return checkpoint
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
-
-
 def records(log: Path, batch: int) -> list[Change]:
     """Return the changes of an epoch in the order of a store; those of one key in their own order."""
     job = ChangeLog(str(log)).job(JOB)

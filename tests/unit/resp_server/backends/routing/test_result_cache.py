@@ -11,14 +11,7 @@ from resp_server.backends.routing.result_cache import (
     ResultCache,
     read_of,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import ManualClock
 
 
 def get(key: bytes, protocol: int = 2, database: int = 0) -> CachedRead:
@@ -33,7 +26,7 @@ def fill(cache: ResultCache, key: bytes, reply: bytes | None, time_s: float = 5.
 
 
 def test_a_reply_is_kept_for_the_time_since_the_request() -> None:
-    clock = Clock()
+    clock = ManualClock()
     cache = ResultCache(clock)
     begun = cache.begin_fill(get(b"a"), [b"a"], 5.0)
     assert begun is not None and cache.get(get(b"a")) is None
@@ -49,14 +42,14 @@ def test_a_reply_is_kept_for_the_time_since_the_request() -> None:
 
 @pytest.mark.parametrize("reply", [None, b"x" * (REPLY_BYTES_MAX + 1)])
 def test_errors_and_long_replies_are_not_kept(reply: bytes | None) -> None:
-    cache = ResultCache(Clock())
+    cache = ResultCache(ManualClock())
     fill(cache, b"a", reply)
     assert cache.get(get(b"a")) is None
 
 
 @pytest.mark.parametrize("changed", [[b"a"], None])
 def test_change_invalidates_cached_and_pending_reads(changed: list[bytes] | None) -> None:
-    cache = ResultCache(Clock())
+    cache = ResultCache(ManualClock())
     fill(cache, b"a", b"+1\r\n")
     begun = cache.begin_fill(get(b"a", protocol=3), [b"a"], 5.0)
     assert begun is not None
@@ -69,7 +62,7 @@ def test_change_invalidates_cached_and_pending_reads(changed: list[bytes] | None
 
 @pytest.mark.parametrize("changed", [[b"a", b"a"], None])
 def test_until_a_write_is_answered_nothing_of_its_keys_is_cached(changed: list[bytes] | None) -> None:
-    cache = ResultCache(Clock())
+    cache = ResultCache(ManualClock())
     before = cache.begin_fill(get(b"a"), [b"a"], 5.0)
     writes = [cache.begin_write(changed), cache.begin_write(changed)]
     assert before is not None
@@ -88,7 +81,7 @@ def mget(*keys: bytes) -> CachedRead:
 
 
 def test_a_reply_about_several_keys_ends_with_a_change_of_any_of_them() -> None:
-    cache = ResultCache(Clock())
+    cache = ResultCache(ManualClock())
     for changed in (b"a", b"b"):
         for both in ([b"a", b"b"], [b"b", b"a"]):
             begun = cache.begin_fill(mget(*both), both, 5.0)
@@ -108,7 +101,7 @@ def test_a_reply_about_several_keys_ends_with_a_change_of_any_of_them() -> None:
 
 
 def test_nothing_about_several_keys_is_cached_while_one_of_them_is_written() -> None:
-    cache = ResultCache(Clock())
+    cache = ResultCache(ManualClock())
     before = cache.begin_fill(mget(b"a", b"b"), [b"a", b"b"], 5.0)
     write = cache.begin_write([b"b"])
     assert before is not None and cache.begin_fill(mget(b"a", b"b"), [b"a", b"b"], 5.0) is None
@@ -119,7 +112,7 @@ def test_nothing_about_several_keys_is_cached_while_one_of_them_is_written() -> 
 
 
 def test_the_entry_that_was_used_least_recently_makes_room() -> None:
-    cache = ResultCache(Clock(), bytes_max=2 * (ENTRY_OVERHEAD_BYTES + 30))
+    cache = ResultCache(ManualClock(), bytes_max=2 * (ENTRY_OVERHEAD_BYTES + 30))
     for key in (b"a", b"b"):
         fill(cache, key, b"+%b\r\n" % key)
     assert cache.get(get(b"a")) == b"+a\r\n"
