@@ -1,8 +1,8 @@
 #!/bin/sh
 # Make a Debian with systemd, Python and a compiler in build/debian, with debootstrap, as root: 600 MB and some minutes, once.
-# The systemd of `make test-systemd` runs in it, and the image of `make test-image` is built from it.
+# The systemd of `make test-systemd` runs in it.
 set -eu
-suite=trixie # its Python is that of deploy/container/Containerfile
+suite=trixie
 
 [ -e build/debian/.ready ] && exit 0
 sh scripts/program.sh debootstrap debootstrap

@@ -1,10 +1,11 @@
-"""The units: start, health, restarts, reload, watchdog, sockets, and a cluster with its proxy."""
+"""The units: start, health, restarts, reload, watchdog, sockets, a cluster with its proxy, a proxy with an upstream."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -13,7 +14,7 @@ from compat.waiting import eventually
 from tests.server.restarts import GET, VALUE, Readers
 from tests.systemd.machine import Machine
 
-SERVER = "sparkis.service"
+SERVER, PROXY = "sparkis.service", "sparkis-proxy"
 PORT = 7379
 # A server starts in seconds, but may share its processors with much else.
 START_S_MAX = 120.0
@@ -147,6 +148,44 @@ def test_cluster_answers_through_its_proxy_and_comes_back_after_kills(machine: M
         eventually(lambda: VALUE in replies(machine, login, GET), awaited="a value", timeout_s=START_S_MAX)
     machine.run(f"systemctl stop {' '.join(reversed(units))}")
     assert [machine.property(unit, "Result") for unit in units] == ["success"] * len(units)
+
+
+def test_proxy_of_the_drop_in_answers_for_the_states_and_for_the_redis_behind_it(machine: Machine) -> None:
+    units = ["sparkis-registry", "sparkis-state-server@1", PROXY]
+    folder = f"/etc/systemd/system/{PROXY}.service.d"
+    machine.run("systemctl stop sparkis.socket sparkis.service || true")
+    machine.run(f"install -D -m 644 deploy/systemd/sparkis-proxy-upstream.conf {folder}/upstream.conf")
+    machine.run("install -D -m 600 deploy/systemd/cluster.env.example /etc/sparkis/cluster.env")
+    machine.run("install -D -m 600 deploy/systemd/proxy.env.example /etc/sparkis/proxy.env")
+    # The line of the example, with another host.
+    machine.run("sed -i 's/^# \\(SPARKIS_UPSTREAM=.*\\)@cache/\\1@127.0.0.1/' /etc/sparkis/proxy.env")
+    machine.run("systemctl daemon-reload")
+    login, read = request("AUTH", "change-me"), request("GET", "plain")
+    with _redis(machine, "change-me"):
+        machine.run(f"systemctl start {' '.join(units)}")
+        eventually(lambda: VALUE in replies(machine, login, GET), awaited="a state's value", timeout_s=START_S_MAX)
+        assert replies(machine, login, request("SET", "plain", "2"), read).endswith(b"$1\r\n2\r\n+OK\r\n")
+        # The owners of keys are known at once after a restart: they are in a file.
+        machine.run(f"systemctl stop sparkis-registry sparkis-state-server@1; systemctl restart {PROXY}")
+        assert replies(machine, login, read).endswith(b"$1\r\n2\r\n+OK\r\n")
+        assert machine.run("ls /var/lib/sparkis/proxy/owners.json")
+        machine.run(f"systemctl stop {PROXY}")
+        assert machine.property(PROXY, "Result") == "success"
+    machine.run(f"rm -r {folder}; systemctl daemon-reload")
+
+
+@contextmanager
+def _redis(machine: Machine, password: str) -> Iterator[None]:
+    """Run a redis-server of this machine in the network of another one."""
+    with machine.network():
+        process = subprocess.Popen(
+            ["redis-server", "--port", "6379", "--requirepass", password, "--save", ""], stdout=subprocess.DEVNULL
+        )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _is_healthy(machine: Machine, port: int) -> bool:
