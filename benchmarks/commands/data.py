@@ -34,6 +34,11 @@ def key(prefix: str, kind: str, size: int = SIZE) -> str:
     return f"{prefix}:{STATE_OF[kind]}:{size}:{NUMBER}"
 
 
+def missing_key(prefix: str) -> str:
+    """Return a key that a state could have, and does not."""
+    return f"{prefix}:{STATE_OF['text']}:missing"
+
+
 def key_together(prefix: str, kind: str, number: int) -> str:
     """Return one of a few keys of a kind, all in one slot."""
     return f"{prefix}:{STATE_OF[kind]}:{{together}}:{number}"

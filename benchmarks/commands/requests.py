@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, repeat
 
 from benchmarks.commands.budgets import Work, work_of
-from benchmarks.commands.data import MANY_KEYS, SIZE, SIZES, element, key, key_together, numbered
+from benchmarks.commands.data import MANY_KEYS, SIZE, SIZES, element, key, key_together, missing_key, numbered
 from benchmarks.load import request_of
 from resp_server.command.policy import Comparison, Denial
 from resp_server.command.spec import Json
@@ -199,7 +199,7 @@ def exchange_of(command: Command, prefix: str, variant: str = "") -> Exchange:
     """Return the exchange of a command, about keys with a prefix. variant: its arguments."""
     name, facts = command.name, command.facts
     kind = KIND_OF.get(name) or KINDS.get(facts.group, "text")
-    given = {"K": key(prefix, kind) if kind else f"{prefix}:missing", "E": MIDDLE}
+    given = {"K": key(prefix, kind) if kind else missing_key(prefix), "E": MIDDLE}
 
     def words(line: str) -> Words:
         return tuple(given.get(word, word) for word in line.split())
