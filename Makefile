@@ -107,19 +107,19 @@ test-clients: setup-test ## run programs of Redis' clients in their languages at
 
 test-hosts: setup-test ## run the tests on hosts of their own, whose network fails: root and Linux; ARGS=--whole for all faults
 	@[ "$$(uname)" != Linux ] || [ "$$(id -u)" != 0 ] || sh scripts/program.sh ip iproute2 iproute2
-	@$(RUN) python -m pytest -m hosts $(ARGS) tests/hosts
+	@$(RUN) python -m pytest -rs -m hosts $(ARGS) tests/hosts
 
 test-systemd: setup-test ## boot a Debian with systemd (as root; debootstrap and systemd-nspawn), and run the units of deploy/ in it; make test leaves this out
 	@sh scripts/systemd.sh
-	@$(RUN) python -m pytest -m systemd $(ARGS) tests/systemd
+	@$(RUN) python -m pytest -rs -m systemd $(ARGS) tests/systemd
 
 test-image: setup-test ## build the image of deploy/ (as root; podman, debootstrap), and run what is in it; make test leaves this out
 	@sh scripts/image.sh
-	@$(RUN) python -m pytest -m image $(ARGS) tests/image
+	@$(RUN) python -m pytest -rs -m image $(ARGS) tests/image
 
 test-kubernetes: setup-test ## create the manifests of deploy/ at an API server of Kubernetes, which Go builds; make test leaves this out
 	@sh scripts/kubernetes.sh
-	@$(RUN) python -m pytest -m kubernetes $(ARGS) tests/kubernetes
+	@$(RUN) python -m pytest -rs -m kubernetes $(ARGS) tests/kubernetes
 
 bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists the options
 	@sh scripts/program.sh nutcracker twemproxy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +72,33 @@ def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tm
         url = running.wait_for(r"redis-cli -u (\S+)")[1]
         with redis.Redis.from_url(url, decode_responses=True) as client:
             assert client.hgetall("j:mean:a") == {"2026-01-01T00:00:00Z": "2"}
+        assert running.end(signal.SIGTERM) == 0
+
+
+@READERS
+def test_queries_below_a_folder_are_listed_and_followed_through_a_full_refresh(
+    checkpoint: Path, tmp_path: Path, reader: str
+):
+    folder = tmp_path / "queries"
+    flow = folder / "_checkpoints" / "catalog" / "schema" / "mean" / "mean"
+    for each in (folder / "team" / "one", flow / "0"):
+        shutil.copytree(checkpoint, each)
+    done = listed("--checkpoint", folder, "--list", "--reader", reader)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"hash +(\S+)", done.stdout) == [
+        f"{job}:aggregation:<window>:<k>" for job in ("mean", "team.one")
+    ]
+    options = ("--log", tmp_path / "log", "--serve", "--port", 0, "--reader", reader, "--catch-up-timeout", 0)
+    with command("attach", "--checkpoint", folder, *options) as running:
+        url = running.wait_for(r"redis-cli -u (\S+)")[1]
+        with redis.Redis.from_url(url, decode_responses=True) as client:
+            for job in ("mean", "team.one"):
+                assert client.hget(f"{job}:aggregation:2026-01-01T00:00:00Z:a", "count") == "2"
+            refreshed = Path(shutil.copytree(checkpoint, folder / ".refreshed"))
+            (refreshed / "metadata").write_text('{"id":"2f6b3a4e-7f67-4f5d-9a31-6d5b9c7a0c11"}')
+            refreshed.rename(flow / "1")
+            running.wait_for(r"job mean: a full refresh has begun \S+/mean/mean/1")
+            assert client.hget("mean:aggregation:2026-01-01T00:00:00Z:a", "count") == "2"
         assert running.end(signal.SIGTERM) == 0
 
 
