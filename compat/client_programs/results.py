@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from compat.client_programs.runs import END
 from compat.swap_programs.outcomes import Limit, Outcomes
 
 LIMITS = Path(__file__).parent / "limits.toml"
@@ -47,6 +49,15 @@ class At:
     def same(self) -> int:
         """The number of steps with the same result."""
         return sum(self.found.get(step) == result for step, result in self.expected.items())
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether the program does not work at the real server, so that it may fail at sparkis in the same way.
+
+        A program that cannot connect has one error in all steps, or in all but the first, at both.
+        """
+        most = max(Counter(self.expected.values()).values(), default=0)
+        return END in self.expected or most >= len(self.expected) - 1
 
     @classmethod
     def of(cls, client: str, place: str, name: str, outcomes: tuple[Outcomes, Outcomes], known: Iterable[Known]) -> At:

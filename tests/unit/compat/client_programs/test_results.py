@@ -1,0 +1,27 @@
+"""A client's results at one place: a program that fails at the real server proves nothing about sparkis."""
+
+from __future__ import annotations
+
+import pytest
+
+from compat.client_programs.results import At
+from compat.client_programs.runs import END
+
+STEPS = {"GET": "'7'", "HGETALL": "{'a': '1'}", "a refused write": "READONLY You can't write"}
+REFUSED = dict.fromkeys(STEPS, "Connection refused")
+
+
+def at(expected: dict[str, str]) -> At:
+    return At("server", "server", expected, expected)
+
+
+def test_a_program_with_different_results_proves_something() -> None:
+    assert not at(STEPS).proves_nothing
+
+
+@pytest.mark.parametrize("expected", [{}, STEPS | {END: "exit code 1"}, REFUSED, REFUSED | {"the start": "ready"}])
+def test_a_program_that_fails_at_the_real_server_proves_nothing_though_both_are_the_same(
+    expected: dict[str, str],
+) -> None:
+    assert not at(expected).different
+    assert at(expected).proves_nothing
