@@ -129,3 +129,12 @@ def test_a_replica_is_a_replica_to_its_clients(replica_pair: Pair) -> None:
     }
     (their_role,), (our_role,) = replica_pair.replies_to([[b"ROLE"]])
     assert [part.type for part in our_role.value] == [part.type for part in their_role.value]
+
+
+def test_info_counts_itself_when_it_has_run(pair: Pair) -> None:
+    """Within a transaction, the general path answers it."""
+    lines = [[b"MULTI"], [b"CONFIG", b"RESETSTAT"], *[[b"INFO", b"commandstats"]] * 2, [b"EXEC"]]
+    for replies in pair.replies_to(lines):
+        _, first, second = replies[-1].value
+        counts = [info_fields(each).get("cmdstat_info", "").partition(",")[0] for each in (first, second)]
+        assert counts == ["", "calls=1"]

@@ -41,8 +41,8 @@ class StoresBackend:
     ) -> bytes | IncompleteReply:
         """Run a request, with its effects; return its reply, or its error."""
         command_stats = self._server.stats.command_stats(command.name)
-        command_stats.calls += 1
         reply: bytes | Sliced | Pending = self.run(context, command, command_stats, [request])[0]
+        command_stats.calls += 1  # after the run: INFO does not count itself before its time is known
         try:
             record(context, command, command_stats, request, reply, perf_counter_ns() - started_ns)
             if context.session.tracking_state is not None:
@@ -61,13 +61,14 @@ class StoresBackend:
         try:
             command = self._server.table.find(request)
             command_stats = self._server.stats.command_stats(command.name)
-            command_stats.calls += 1
             denied: Denial | None = context.session.user.denial(command, request)
             if denied is not None:  # the user's rights were changed meanwhile
+                command_stats.calls += 1
                 command_stats.failed += 1
                 record_denial(context, command, request, denied)
                 return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             reply = self.run(context, command, command_stats, [request])[0]
+            command_stats.calls += 1
             record(context, command, command_stats, request, reply, perf_counter_ns() - started_ns)
             return reply
         except Exception as error:
