@@ -73,7 +73,7 @@ LEFT_OUT = (
     "NotAllowedError",
 )
 # Errors without a class of ours, by what the page calls them.
-PRINTED = "printed, and the command ends"
+PRINTED = "printed by a command, which then exits"
 
 INTRODUCTION = """\
 # Errors

@@ -92,7 +92,7 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """The job's place in a list that begins with the worst condition."""
+        """The number by which jobs are sorted: 0 for the worst condition."""
         order = ("failing", "stale", "behind", "held back", "incomplete", "live", "past")
         return order.index(self.condition)
 
@@ -332,7 +332,7 @@ def users_of(now: Listing, before: Listing | None = None) -> list[User]:
     A client that connected since then counts whole. What a client did between the earlier listing and its end is lost.
 
     Args:
-        before: An earlier listing, for rates.
+        before: An earlier listing; rates are the differences to it. None: there are no rates.
     """
     by_user: dict[str, list[Mapping[str, str]]] = {}
     for client in now.clients:

@@ -44,7 +44,7 @@ def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
     found = Coverage.NOTHING
     for pattern in patterns:
         prefix = _LITERAL.match(pattern)
-        assert prefix is not None  # it may be empty
+        assert prefix is not None  # the pattern also matches an empty prefix
         literal_prefix = _ESCAPED.sub(rb"\1", prefix[0])
         wildcards = pattern[prefix.end() :]
         if wildcards and not wildcards.strip(b"*") and literal.startswith(literal_prefix):

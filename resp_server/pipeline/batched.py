@@ -228,7 +228,7 @@ async def resolved(context: CommandContext, pending: Pending) -> Answer:
 
 
 def _call_when_resolved(pending: Pending, then: Callable[[], None]) -> None:
-    """Call back once a reply is resolved, or after its time limit."""
+    """Call `then` when a reply is resolved, or at its deadline."""
 
     def end() -> None:
         late.cancel()

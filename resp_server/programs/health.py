@@ -100,7 +100,7 @@ def _reason_by_redis(options: argparse.Namespace) -> str:
             check_loaded(client)
         except ErrorReplyError:
             if options.live:
-                return ""  # an error, such as LOADING, is an answer
+                return ""  # an error reply, such as LOADING, proves that the server is alive
             raise
         if options.live or options.lag_max is None:
             return ""

@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_options_of_keys(parser: argparse.ArgumentParser, default: Load) -> None:
-    """Add the options of the keys, their reads and their copies."""
+    """Add the options that describe the load: keys, reads, replicas."""
     parser.add_argument(
         "--keys", type=_number({"": 1}), required=True, metavar="N", help="keys of all states: 100M, or 1e8"
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from resp_server.programs import unit_costs as costs
 
 PAGE_BYTES = 4096
-# Of a log with several owners: its intervals may be rounded up to twice (docs/change-log.md).
+# A log with several owners may have its snapshot interval rounded up to twice its length (docs/change-log.md).
 ROUNDED_INTERVAL = 2
 # A load that needs more servers does not fit one job; so many were never tried.
 SHARDS_MAX = 1000

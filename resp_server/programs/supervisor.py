@@ -9,8 +9,8 @@ The first child, PID, is a fork of a process that has imported the program and r
 process then becomes the supervisor, so nothing is imported twice, and the supervisor stays small: it imports none of
 our modules. COMMAND starts each later child. Two pipes lead to a child. `lifeline` closes when this process ends, and
 the child writes its ports to `ports` (JSON, one line); LIFELINE and PORTS are this process' ends of the first child's
-pipes. A later child finds its ends in the variable `SUPERVISED` (JSON), with `port`, `tls_port` and others: the ports
-to reuse.
+pipes. A later child reads the descriptors of its own ends from the variable `SUPERVISED` (JSON), and the ports to reuse
+(`port`, `tls_port` and others).
 
 Signals are forwarded. When the child exits by itself, this process exits with the same code. A child inherits the
 listening sockets that systemd has passed to this process (LISTEN_FDS).

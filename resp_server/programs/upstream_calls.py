@@ -58,7 +58,7 @@ class UpstreamCalls:
             except UpstreamError:
                 if loop.time() >= ends_s:
                     raise
-            await asyncio.sleep(RETRY_S)  # a cluster's table, and a connection that failed, take some time
+            await asyncio.sleep(RETRY_S)  # the slot table is not read yet, or a connection is being opened again
 
     @property
     def address(self) -> str:

@@ -58,7 +58,7 @@ def footer(checksum: int, version: int) -> bytes:
 
 @cache
 def checksum_table() -> list[int]:
-    """Return the checksum of each byte, from which that of a text is made."""
+    """Return the CRC-64 of each single byte: the table for the CRC of many."""
     found = []
     for byte in range(256):
         for _ in range(8):

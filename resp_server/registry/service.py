@@ -484,7 +484,7 @@ class Registry:
         return server in self._members and self._members[server].is_alive
 
     def _refuse(self, peer: RegistryConnection, report: Report, refusal: str) -> Reply:
-        """Refuse a server of another log. If it was a member, its slots are for others, as when it has disconnected."""
+        """Refuse a server of another log. If it was a member, its slots get other owners, as after a disconnect."""
         if report.id not in self._refused:
             logger.error("%s", refusal)
         self._refused[report.id] = report

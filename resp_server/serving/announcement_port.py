@@ -37,7 +37,7 @@ class AnnouncementListener:
         )
 
     def start(self, host: str, port: int) -> int:
-        """Listen on a port, 0: on a free one; return the port. OSError if the address cannot be bound."""
+        """Listen on a port (0: a free one), and return it. OSError if the address cannot be bound."""
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._port.start(listener)
         bound: int = listener.getsockname()[1]

@@ -29,7 +29,7 @@ logger = logging.getLogger("sparkis.control")
 
 # Connections that have not authenticated yet. With TLS each takes some 0.3 MB (buffers of uvloop and OpenSSL).
 UNAUTHENTICATED_MAX = 256
-# The limit from the accept to the right token (guess: some round trips on a busy machine).
+# The time from accept to AUTH with the right token (guess: some round trips on a busy machine).
 AUTH_S_MAX = 5.0
 # The limit of bytes before authentication: AUTH with the token, and a little of what follows.
 AUTH_BYTES_MAX = 16 << 10

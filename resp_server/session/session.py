@@ -157,7 +157,7 @@ class Session(SessionFields):
         )
 
     def _update_flags(self) -> None:
-        """Update the fields that are derived from others."""
+        """Set the flags again that follow from the login, the reply mode, the user and subscriptions."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
         can_run = (
             self.is_authenticated

@@ -29,7 +29,7 @@ def letters_of(classes: int) -> str:
 
 
 def config_letters(letters: str) -> str:
-    """Return letters as CONFIG GET renders them: with `A`, `n` is left out."""
+    """Return the letters of classes as CONFIG GET shows them; `A` includes `n`."""
     classes = classes_of(letters)
     has_all = classes & ALL == ALL
     first = "A" if has_all else "".join(each for each in ALL_CLASSES + "n" if classes & CLASSES[each])

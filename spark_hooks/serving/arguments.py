@@ -193,7 +193,7 @@ def tls_files(tls: Tls) -> TlsFiles | None:
 
 
 def ports_of(executors: Executors) -> str:
-    """Return the range of ports of state servers; ValueError."""
+    """Return the range of ports of state servers; ValueError if it is not one."""
     chosen = executors.ports or DEFAULT_PORTS
     if not (found := re.fullmatch(r"(\d+)-(\d+)", chosen)) or not 1 <= int(found[1]) <= int(found[2]) <= PORT_MAX:
         raise ValueError(f"ports={chosen!r}: give the first and the last port of a range, like {DEFAULT_PORTS}")

@@ -114,7 +114,7 @@ TRIM_ABOVE_CHANGES = 50_000
 IDLE_AFTER_S = 30.0
 # A process does not end if it would be restarted earlier than this.
 REST_MS_MIN = 30_000
-# The shortest time from one look at the log to the next: lines are hints, and many of them cost no more than this.
+# The shortest time from one look at the log to the next. Each notice asks for a look; many cause no more than this.
 LOOK_EVERY_S = 0.02
 # The pause before a past moment is read again after an error.
 PAST_RETRY_S = 1.0

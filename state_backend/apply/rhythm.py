@@ -32,7 +32,8 @@ class Rhythm:
     """The pauses between an applier's looks at the log, in seconds of any one clock.
 
     Args:
-        shortest_s, longest_s: The first pause without news, and the limit.
+        shortest_s: The first pause after a look without news. Each later one is twice as long.
+        longest_s: The limit of these pauses.
         finest_s: The shortest pause around the time at which an epoch is expected.
     """
 

@@ -50,7 +50,7 @@ def decompressed(content: pa.Buffer, name: str) -> Iterator[bytes]:
 
 
 def unreadable(name: str, reason: str) -> CheckpointFormatError:
-    """Return the error for a file that is not in a form that sparkis knows."""
+    """Return the error for a file in an unknown format."""
     return CheckpointFormatError(f"{name} cannot be read: {reason}")
 
 

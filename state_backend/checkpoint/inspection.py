@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def with_batch(checkpoint: Checkpoint, batch: int | None, read: Callable[[int], Result]) -> Result:
-    """Read a batch, and return the result. None: the newest one; if Spark removes its files meanwhile, a newer one."""
+    """Call `read` with a batch; return its result. None: the newest one, or a newer one if its files are removed."""
     for tries in range(1, TRIES_MAX + 1):
         chosen = checkpoint.newest_batch() if batch is None else batch
         if chosen is None:

@@ -59,7 +59,7 @@ NAMES = {
     pa.month_day_nano_interval(): "interval",
     pa.null(): "void",
 }
-# Types by the names that people write.
+# Arrow types by their names in Spark SQL.
 BY_NAME = {name: kind for kind, name in NAMES.items()} | {"variant": SIMPLE["variant"]}
 PATTERNS = (
     (re.compile(r"(string collate|char\(|varchar\().*"), pa.string()),

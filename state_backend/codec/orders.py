@@ -1,4 +1,4 @@
-"""Encodes the order of a row as bytes, which compare as its order columns do (see `state_backend.codec.keep_by_order`).
+"""Encodes the order columns of a row as bytes that sort as these columns do (see `state_backend.codec.keep_by_order`).
 
     integer, date, time   int64, big endian, with the sign bit flipped; a date in days, a time in microseconds
     float                 IEEE 754, big endian; positive: the sign bit flipped; negative: all bits flipped. -0.0 is

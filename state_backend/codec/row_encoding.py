@@ -302,7 +302,10 @@ def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
 def changes_of(
     plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch, skipped: SkippedRows
 ) -> pa.RecordBatch:
-    """Encode one batch of the state `names[number]`; rows keep their order. RowError, or rows are left out."""
+    """Encode one batch of the state `names[number]`, in the order of its rows.
+
+    A row that cannot be encoded is skipped and counted, if the plan skips bad rows; otherwise RowError.
+    """
     while True:
         try:
             return _changes_of(plan, number, names, batch)

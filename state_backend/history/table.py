@@ -225,7 +225,7 @@ class _Rows:
         return pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.float64()
 
     def batches(self, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
-        """Iterate over the rows of all keys of the state, in slot order."""
+        """Yield the rows of all keys of the state as record batches, in slot order."""
         rows: list[Row] = []
         size = 0
         for info in keys_of_state(snapshot, self._state):

@@ -21,7 +21,7 @@ from state_backend.model.slots import POSITION_BYTES
 
 
 class KeyCounts:
-    """The number of keys of each state, of keys that expire, and of maps with fields that expire.
+    """Counts keys: of each state, with an expiry, and maps with a field that expires.
 
     A key whose expiry was announced is in no count, whether or not it is removed yet (see `lmdb.expiry`).
     """

@@ -360,7 +360,7 @@ def _separator(last: Pair, first: Pair) -> Pair:
 
 
 def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Divide entries of some sizes among nodes of at least `least` entries; return (start, stop) of each node."""
+    """Divide entries with these sizes among nodes of at least `least` entries; return (start, stop) of each node."""
     n, total = len(sizes), sum(sizes)
     if n <= NODE_ENTRIES_MAX and total <= NODE_BYTES_MAX:
         return [(0, n)]

@@ -41,7 +41,7 @@ logger = logging.getLogger("sparkis.log")
 
 # So many complete snapshots are retained: a reader may be reading the second newest, or the newest may be damaged.
 SNAPSHOTS_RETAINED = 2
-# The change files that are read ahead of their use (guess: some epochs of usual size).
+# Bytes of change files that are read before they are needed (guess: some epochs of usual size).
 PREFETCHED_BYTES_MAX = 32 << 20
 
 

@@ -1,4 +1,4 @@
-"""The ages of an epoch's records: the time from a record, by the clock of its source, to the epoch's clock reading.
+"""The ages of an epoch's records: from a record's timestamp to the epoch's clock reading.
 
 A sink with `record_time=` counts them in buckets, and an epoch's file has the counts as `record_ages`. A server that
 makes the epoch readable adds the time since the clock reading (see `record_delays`).

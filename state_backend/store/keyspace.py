@@ -111,9 +111,9 @@ class Keyspace:
 
     Args:
         unreadable: By job, why it cannot be read here; None while the job is being opened. Reads of such a job's keys
-            are errors, because "the key does not exist" would be a wrong reply. The key formats of a job that cannot be
-            read may be unknown, so a key of no other job may be its key.
-        version: Changes with the jobs.
+            are errors, because "the key does not exist" would be a wrong reply. The key formats of an
+            unreadable job may be unknown, so a key that no readable job has is such a key, too.
+        version: It grows when a job is added, replaced or removed.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 The client gets its reply before anything is compared. If the replies differ, both backends are read again, after pauses
 that double: while a job copies its results into the upstream, one backend is often behind. A backend was behind if its
-later reply equals the other backend's first reply. A difference that lasts for a second counts as one. Some differences
-are followed for a minute.
+later reply equals the other backend's first reply. A difference that lasts for a second counts as one. Sampled
+differences are read again for 64 s, to measure how far a backend is behind.
 
     first replies    until 1 s              after 1 s                ... 64 s
     differ           a backend catches up:  it counts as different;  a backend catches up: the sample gets the

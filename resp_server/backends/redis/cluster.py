@@ -206,7 +206,8 @@ class UpstreamCluster:
     def _wait(self, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send WAIT or WAITAOF to all masters; the reply is the least of theirs.
 
-        SPUBLISH is no replicated write in a Redis Cluster, so the write before it is a key that expires at once.
+        WAIT counts the writes of its own connection, and SPUBLISH is none in a Redis Cluster. So a key that expires
+        after a millisecond is written before it.
         """
         masters = list(self._table.masters)
         if not masters:

@@ -178,7 +178,7 @@ class _Node(ReplySink):
 
     @property
     def failure(self) -> str:
-        """Why the connection was not opened."""
+        """The error that kept the connection from opening; empty if there was none."""
         return self._connections.failure
 
     def fence(self, then: Callable[[], None]) -> None:

@@ -346,7 +346,7 @@ class UpstreamPool:
         return sum(each.pending_count for each in (*self.shared, *self.dedicated))
 
     def request_facts(self) -> None:
-        """Request the upstream's commands and version, if it is connected."""
+        """Send COMMAND and HELLO again, if the upstream is connected."""
         connection = self.shared.of(0, 2)
         if connection.is_open and self.on_facts is not None:
 

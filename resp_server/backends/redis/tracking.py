@@ -1,4 +1,4 @@
-"""CLIENT TRACKING of a client at a node of the upstream, over the client's dedicated connection, maybe with REDIRECT.
+"""CLIENT TRACKING of one client at a node of the upstream, over its dedicated connection, with or without REDIRECT.
 
 With REDIRECT, the upstream has no connection of the client that gets the invalidations. So the client that tracks keys
 gets a second dedicated connection to the node, in RESP3, to which the node redirects them:

@@ -156,7 +156,7 @@ class ResultCache:
                 del self._writes[key]
 
     def drop(self, keys: Iterable[bytes] | None) -> None:
-        """Remove the entries of keys that have changed, and cache no reply to a read in flight. None: all keys."""
+        """Drop the cached replies about keys (None: about all). The replies to reads in flight are not cached."""
         if keys is None:
             self.invalidated += len(self._entries)
             self._entries, self._reads_of, self._bytes = {}, {}, 0

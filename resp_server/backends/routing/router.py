@@ -53,9 +53,10 @@ KEYS_AT_ONCE = 256
 SEARCHED_ARGUMENTS_MAX = 1 << 15
 # Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
 OTHERS_MAX = 4097
-# Cached replies to COMMAND GETKEYS, and the arguments of the longest request (guesses: a few MB, and as many as a
-# request may have that is not routed in steps).
-GETKEYS_CACHED_MAX, GETKEYS_ARGUMENTS_MAX = 1024, 1024
+# Cached replies to COMMAND GETKEYS (guess: a few MB).
+GETKEYS_CACHED_MAX = 1024
+# Arguments of a request whose reply to COMMAND GETKEYS is cached (guess: a longer request is routed in steps).
+GETKEYS_ARGUMENTS_MAX = 1024
 # Keys of a long request that are compared with the states' values, where a rule says so (guess: enough to compare).
 SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.

@@ -68,7 +68,7 @@ class ProxyConnection(Connection):
 
     @isolated
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
-        """Answer requests by the general path, from servers that have reached the epochs of all replies so far."""
+        """Answer forwarded requests on the general path, from servers that have reached each epoch of the client."""
         self.session.seen.add(epochs)
         if not self._transport.is_closing():
             self.output.send_delayed_pushes()

@@ -91,7 +91,7 @@ class ServersBackend:
             self._server.cut_caching_clients()
 
     def call_commands(self, may_call: Callable[[Command], bool | IsOwn]) -> None:
-        """Have the compiled core call the commands for which this holds, or the requests of a command."""
+        """Let the compiled core run commands for which `may_call` is true, or the requests that its test accepts."""
         if self._stored_reads is not None:
             self._stored_reads.caller = Caller(self._server, may_call)
 
