@@ -21,8 +21,13 @@ MODULES = [
     "state_backend.native.packing",
     "state_backend.native.state_files",
     "state_backend.native.change_records",
-    "resp_server.native.core",
+    *(
+        f"resp_server.native.{name}"
+        for name in ("client_fields", "rows", "rules", "encoding", "jobs", "lookup_batch", "core")
+    ),
+    *(f"resp_server.native.{name}" for name in ("called", "fast_path")),
     "resp_server.native.pipelines",
+    "resp_server.backends.servers.key_patterns",
     "resp_server.backends.servers.forwarder",
 ]
 if sys.platform == "linux":

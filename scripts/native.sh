@@ -37,6 +37,6 @@ fi
 
 echo "setup: compiling the core"
 mkdir -p build
-if ! "$python" setup.py -q build_ext --inplace >build/native.log 2>&1 || ! "$python" -c 'import resp_server.native.core' 2>>build/native.log; then
+if ! "$python" setup.py -q build_ext --inplace >build/native.log 2>&1 || ! "$python" -c 'import resp_server.native.fast_path' 2>>build/native.log; then
     echo "setup: the core could not be compiled (the reason is in build/native.log): sparkis runs without it" >&2
 fi

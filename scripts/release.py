@@ -116,7 +116,7 @@ def check_files(sdist: Path, wheel: Path, version: str) -> None:
     foreign = {name.partition("/")[0] for name in names} - {*PACKAGES, f"sparkis-{version}.dist-info"}
     if foreign:
         raise ReleaseError(f"{wheel.name} has {', '.join(sorted(foreign))}, which is not shipped")
-    if not any(name.startswith("resp_server/native/core.") and name.endswith(".so") for name in names):
+    if not any(name.startswith("resp_server/native/fast_path.") and name.endswith(".so") for name in names):
         raise ReleaseError(f"{wheel.name} lacks the compiled core: is there a C compiler, and are Python's headers?")
     metadata = metadata_of(wheel)
     if metadata["Version"] != version:

@@ -53,7 +53,7 @@ def build() -> None:
     environment.pop("SPARKIS_PURE", None)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     made = subprocess.run(command, cwd=BUILT, env=environment, capture_output=True, text=True, check=False)
-    if made.returncode or not list(BUILT.glob("resp_server/native/core*.so")):
+    if made.returncode or not list(BUILT.glob("resp_server/native/fast_path*.so")):
         raise SystemExit(f"the core could not be compiled with sanitizers:\n{made.stderr[-REPORT_CHARS_MAX:]}")
 
 

@@ -89,7 +89,7 @@ WITH_KEY_COUNT = (b"sintercard", b"zunion", b"zinter", b"zdiff", b"zintercard")
 
 def request(rng: random.Random) -> list[bytes]:
     """Return a request of a command that the core answers, or a similar one."""
-    name, least, most, *_ = rng.choice(native.core.ROWS)  # type: ignore[union-attr]
+    name, least, most, *_ = rng.choice(native.rows.ROWS)  # type: ignore[union-attr]
     count = rng.randint(least, least + 3 if most < 0 else most)
     if rng.random() < 0.03:
         count = rng.choice((0, 1, 600, 1_023))

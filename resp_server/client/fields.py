@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from resp_server import native
 from resp_server.session.session import Session
 
-if TYPE_CHECKING or native.core is None:
+if TYPE_CHECKING or native.client_fields is None:
 
     class ConnectionFields:
         """The fields of a connection that compiled code uses with each request; C fields, if the core is built.
@@ -42,4 +42,4 @@ if TYPE_CHECKING or native.core is None:
         _is_finishing: bool
 
 else:
-    ConnectionFields = native.core.ConnectionFields
+    ConnectionFields = native.client_fields.ConnectionFields

@@ -13,7 +13,7 @@ from resp_server.protocol.request_parser import Request, RequestLimits, RequestP
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
-    from resp_server.native.core import FastPath
+    from resp_server.native.fast_path import FastPath
 
 
 class ClientInput:

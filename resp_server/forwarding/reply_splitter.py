@@ -135,8 +135,8 @@ class ReplySplitter:
         start = at = 0
         missing = self._missing
         while True:
-            if missing > 1 and native.core is not None:
-                at, missing = native.core.past_items(data, at, missing)
+            if missing > 1 and native.pipelines is not None:
+                at, missing = native.pipelines.past_items(data, at, missing)
             try:
                 after, items = _item(data, at)
             except FrameError as error:

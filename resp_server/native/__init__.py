@@ -1,6 +1,8 @@
-"""Compiled modules: the fast path for reads (`core.pyx`), and clients' sockets on epoll (`sockets.pyx`, Linux).
+"""Compiled modules: the fast path for reads (`fast_path.pyx`), and clients' sockets on epoll (`sockets.pyx`, Linux).
 
-`pipelines.pyx` has what a proxy's connections to servers do with each request.
+A request goes from `fast_path.pyx` to `core.pyx`, which cuts it; `lookup_batch.pyx` looks its keys up, and the files
+with `replies` in their names write the reply. `rows.pyx` has the commands. `called.pyx` calls the functions of commands
+that the core does not answer. `pipelines.pyx` has what a proxy's connections to servers do with each request.
 
 They are optional: if they are not built, or SPARKIS_PURE is set, the general path in Python answers everything. CORE
 is "compiled" or "python". A proxy's fast path is `resp_server.backends.servers.forwarder`.
@@ -10,7 +12,9 @@ from __future__ import annotations
 
 from state_backend.native import compiled_module
 
-core = compiled_module("resp_server.native.core")
-pipelines = None if core is None else compiled_module("resp_server.native.pipelines")
-sockets = None if core is None else compiled_module("resp_server.native.sockets")
+fast_path = compiled_module("resp_server.native.fast_path")  # it imports all those that it needs
+called, client_fields, core, encoding, pipelines, rows, rules, sockets = (
+    None if fast_path is None else compiled_module(f"resp_server.native.{name}")
+    for name in ("called", "client_fields", "core", "encoding", "pipelines", "rows", "rules", "sockets")
+)
 CORE = "python" if core is None else "compiled"

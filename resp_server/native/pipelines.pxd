@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t
 
-from resp_server.native.core cimport InputInterceptor
+from resp_server.native.client_fields cimport InputInterceptor
 
 cdef class RequestBatch:
     cdef size_t count, next  # of its replies: all, and those that have arrived

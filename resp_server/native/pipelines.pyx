@@ -8,6 +8,9 @@ from collections import deque
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t
+from libc.string cimport memcmp
+
+from resp_server.native.wire cimport number_line
 
 from resp_server.limits import PARTIAL_REPLY_BYTES_MAX
 
@@ -108,3 +111,39 @@ cdef class ReplyInterceptor(InputInterceptor):
             return 0
         pipeline.has_received = True
         return pipeline.take_replies(data, data + size, self.epochs)
+
+
+def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
+    """Skip complete items of an array reply from `at` on; return the new position, and the missing items: at least one.
+
+    It skips bulk strings, nils and integers in their canonical form, and stops at anything else.
+    """
+    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef const uint8_t* place = base + at
+    cdef const uint8_t* end = base + PyBytes_GET_SIZE(data)
+    cdef const uint8_t* digits
+    cdef size_t size = 0
+    cdef Py_ssize_t took
+    while missing > 1 and end - place >= 3:
+        if place[0] == c"_" and place[1] == c"\r" and place[2] == c"\n":
+            place += 3
+        elif place[0] == c"$" and end - place >= 5 and memcmp(place, b"$-1\r\n", 5) == 0:
+            place += 5
+        elif place[0] == c"$":
+            took = number_line(place + 1, end, &size)
+            if took <= 0 or <size_t>(end - place) < 1 + took + size + 2:
+                break
+            digits = place + 1 + took + size
+            if digits[0] != c"\r" or digits[1] != c"\n":
+                break
+            place = digits + 2
+        elif place[0] == c":":
+            digits = place + 2 if place[1] == c"-" else place + 1
+            took = number_line(digits, end, &size)
+            if took <= 0:
+                break
+            place = digits + took
+        else:
+            break
+        missing -= 1
+    return place - base, missing

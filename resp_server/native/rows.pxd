@@ -1,4 +1,6 @@
-"""What a row of the core's table of commands says (`core.ROWS`): the kind of a command's keys, what of a key it reads, and its reply."""
+"""What a row of the core's table of commands says (`ROWS`): the kind of a command's keys, what of a key it reads, and its reply."""
+
+from resp_server.native.wire cimport Specs
 
 # The kinds of keys.
 cdef enum:
@@ -70,6 +72,9 @@ cdef enum:
     WATCHED  # OK, and the client watches the keys
     READ_POINT  # OK, and the next transaction reads at these epochs
 
+cdef enum:
+    COMMANDS_MAX = 128
+
 cdef struct Row:
     int kind
     int part
@@ -79,6 +84,15 @@ cdef struct Row:
     bint has_any_slots  # its keys may be in several slots of a cluster
     int first_member  # the argument at which its members or fields begin
     bint has_key_count  # its first argument is the number of keys
+
+# The form of a kind's small records, whose elements are in the record, and that of its large ones.
+cdef int[7] SMALL_FORMS
+cdef int[7] LARGE_FORMS
+
+cdef Specs specs  # of the core's commands
+cdef Row rows[COMMANDS_MAX]  # of the same commands
+cdef int COMMANDS  # their number
+cdef int MULTI, EXEC, DISCARD, FREQ  # the indexes of these commands
 
 
 cdef inline bint is_queueable(const Row* row) noexcept nogil:

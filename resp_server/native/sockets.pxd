@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from resp_server.native.core cimport ConnectionFields, FastPath, InputInterceptor
+from resp_server.native.client_fields cimport ConnectionFields, InputInterceptor
+from resp_server.native.fast_path cimport FastPath
 from resp_server.native.wire cimport Output
 
 cdef extern from "sys/epoll.h" nogil:

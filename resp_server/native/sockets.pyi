@@ -5,7 +5,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from resp_server.native.core import FastPath, InputInterceptor
+from resp_server.native.client_fields import InputInterceptor
+from resp_server.native.fast_path import FastPath
 
 class Transport(asyncio.Transport):
     def set_interceptor(self, interceptor: InputInterceptor) -> None: ...

@@ -25,7 +25,8 @@ from libc.string cimport memcpy, memmove
 import os
 import ssl
 
-from resp_server.native.core cimport ConnectionFields, FastPath, InputInterceptor
+from resp_server.native.client_fields cimport ConnectionFields, InputInterceptor
+from resp_server.native.fast_path cimport FastPath
 
 from resp_server.limits import AHEAD_BYTES_MAX
 
@@ -586,7 +587,7 @@ cdef class Transport:
                 poller.input_bytes += took
                 self.connection.session.output_bytes += poller.out.used - before
                 self.claim_replies(before)
-            needs_turn = poller.fast_path.needs_turn
+            needs_turn = poller.fast_path.calls.needs_turn
             if took == size and not needs_turn:
                 return self.drop_partial()
             if not needs_turn and size - took <= PARTIAL_BYTES_MAX and (

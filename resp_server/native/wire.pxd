@@ -1,5 +1,6 @@
 """The protocol as compiled modules share it: requests cut into words, names of commands, lines written to an output."""
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memmove
@@ -116,6 +117,19 @@ cdef inline int insert(Output* out, size_t before, const char* head, size_t size
     return 0
 
 
+cdef inline int insert_scan_head(Output* out, size_t before, uint64_t cursor, int64_t count) except -1:
+    """Write the head of a scan's reply whose elements were written from `before` on."""
+    cdef char head[4 * NUMBER_LINE_BYTES]
+    cdef char number[NUMBER_LINE_BYTES]
+    cdef size_t size, digits = write_line(number, c"$", cursor) - 3
+    memcpy(head, b"*2\r\n", 4)
+    size = 4 + write_line(head + 4, c"$", digits)
+    memcpy(head + size, number + 1, digits + 2)
+    size += digits + 2
+    size += write_line(head + size, c"*", count)
+    return insert(out, before, head, size)
+
+
 cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
     """Parse a number in its canonical form, and its line end; return the number of bytes.
 
@@ -175,6 +189,15 @@ cdef inline Py_ssize_t cut(
         at += size + 2
     count[0] = total
     return at - start
+
+
+cdef inline bytes text_of(const Word* word):
+    return PyBytes_FromStringAndSize(<const char*>word.at, word.size)
+
+
+cdef inline list texts_of(const Word* words, size_t count):
+    cdef size_t i
+    return [text_of(&words[i]) for i in range(count)]
 
 
 cdef inline uint32_t name_hash(const uint64_t* name) noexcept nogil:

@@ -36,7 +36,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
-    from resp_server.native.core import FastPath
+    from resp_server.native.fast_path import FastPath
 
 # Adds a request's reply to a batch; False: this process replies. It may wait for the client's next batch, in which the
 # request is the first.

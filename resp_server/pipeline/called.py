@@ -92,13 +92,13 @@ class Caller:
         may_call = command.handler is not None and self._may_call(command)
         if command.handler is None or not may_call:
             return None
-        assert native.core is not None
+        assert native.called is not None
         arity, parameters = command.facts.arity, command.handler.parameters
         takes_all = not (parameters.has_name or parameters.is_batch)
         converters = None if parameters.needs_no_conversion else tuple(each.convert for each in parameters.each)
         takes_words = takes_all and (converters is None or parameters.count_max is not None)
         most = sys.maxsize if parameters.count_max is None or not takes_words else command.words + parameters.count_max
-        return native.core.CalledCommand(
+        return native.called.CalledCommand(
             command,
             self._server.stats.command_stats(command.name),
             command.words,

@@ -41,7 +41,7 @@ from resp_server.session.transaction import Transaction
 from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
-    from resp_server.native.core import FastPath
+    from resp_server.native.fast_path import FastPath
 
 log = logging.getLogger("sparkis.clients")
 

@@ -12,7 +12,7 @@ from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, 
 from resp_server.protocol.request_parser import Request
 
 if TYPE_CHECKING:
-    from resp_server.native.core import FastPath
+    from resp_server.native.fast_path import FastPath
 
 
 class Pipeline(Protocol):

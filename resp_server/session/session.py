@@ -25,7 +25,7 @@ class ReplyMode(Enum):
     SKIP = "skip"
 
 
-if TYPE_CHECKING or native.core is None:
+if TYPE_CHECKING or native.client_fields is None:
 
     class SessionFields:
         """The fields of a session that the compiled core uses with each request; C fields, if it is built."""
@@ -51,7 +51,7 @@ if TYPE_CHECKING or native.core is None:
         )
 
 else:
-    SessionFields = native.core.SessionFields
+    SessionFields = native.client_fields.SessionFields
 
 
 class Session(SessionFields):

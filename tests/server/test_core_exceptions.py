@@ -30,7 +30,7 @@ def test_requests_before_a_partial_one_are_answered_when_the_core_raises(
     changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1e30")]
     apply_epoch(store, STATES, changes, 0)
     running = serve(store, STATES)
-    monkeypatch.setattr(native.core, "double_text", raising)
+    monkeypatch.setattr(native.encoding, "double_text", raising)
     peer = running.connect()
     whole, half = request(b"ZSCORE", b"job:z:a", b"m"), request(b"PING", b"there")
     peer.send(whole + half[:-4])

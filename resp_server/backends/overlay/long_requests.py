@@ -32,7 +32,9 @@ from resp_server.session.session import Session
 # The parts of a read with keys of both backends.
 UPSTREAM_PART, OTHERS_PART = 0, 1
 # The garbage collector would visit all words of a long request several times, 10 ms each time.
-untrack: Callable[[LongRequest], None] = (lambda words: None) if native.core is None else native.core.untrack
+untrack: Callable[[LongRequest], None] = (
+    (lambda words: None) if native.client_fields is None else native.client_fields.untrack
+)
 
 
 def is_long(request: Request) -> bool:

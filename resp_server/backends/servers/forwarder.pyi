@@ -15,7 +15,8 @@ from resp_server.command.keys import KeyRange
 from resp_server.command.policy import Role
 from resp_server.forwarding.raw_replies import RawReply, RawReplySender
 from resp_server.metrics.stats import CommandStats
-from resp_server.native.core import FastPath, InputInterceptor
+from resp_server.native.client_fields import InputInterceptor
+from resp_server.native.fast_path import FastPath
 from resp_server.pipeline.context import ServerContext
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session

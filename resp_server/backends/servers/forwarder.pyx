@@ -30,8 +30,6 @@ compiled core answers reads of stored keys at the front of a client's input, and
 requests about all keys, with the upstream's reply and that of the stores.
 """
 
-import re
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.time cimport monotonic_ns
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -41,16 +39,21 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 cdef extern from "<strings.h>" nogil:
     int strncasecmp(const char*, const char*, size_t)
 
-from resp_server.native.core cimport ConnectionFields, Core, FastPath, InputInterceptor, KeyFilter, SessionFields, record_reads
+from resp_server.native.client_fields cimport ConnectionFields, InputInterceptor, SessionFields, record_reads
+from resp_server.native.core cimport Core
+from resp_server.native.fast_path cimport FastPath
+from resp_server.native.lookup_batch cimport below
+from resp_server.native.raw_replies cimport bulk_bytes, integer_bytes, integer_in, line_bytes, number_in, put_scan, reply_bytes
+from resp_server.native.rules cimport KeyFilter
+from resp_server.backends.servers.key_patterns cimport CACHED, GENERAL_PATH, STATES, UPSTREAM_BACKEND, KeyPatterns
 from resp_server.native.pipelines cimport PipelineFields, RequestBatch
-from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.arguments cimport integer
 from resp_server.native.wire cimport (
-    NUMBER_LINE_BYTES, Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, write_line
+    Output, SPECS_MAX, Spec, Specs, Word, add_spec, command_at, cut, number_line, put, put_line, reserve, text_of, texts_of
 )
 from state_backend.native.lookup cimport slot_of
 
-from resp_server.command.policy import Destination, Joined, Role
+from resp_server.command.policy import Joined, Role
 from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 from resp_server.pipeline.transactions import FORWARDED_BYTES_MAX
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES, RequestParser
@@ -68,9 +71,6 @@ from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 OK = b"+OK\r\n"
 PONG = b"+PONG\r\n"
 KEY_COUNT = pack((b"DBSIZE",))
-# The beginning of a Redis pattern, up to the first character with a meaning.
-LITERAL = re.compile(rb"[^*?\[\]\\^]*")
-
 cdef enum:
     WORDS_MAX = 1024  # of a request; the general path forwards a longer one in chunks
     WORD_BYTES_MAX = 16384
@@ -81,13 +81,10 @@ cdef enum:
     CONNECTIONS_MAX = 512
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
-    LINE_BYTES_MAX = 65536
     PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
     TRANSACTION_BYTES_MAX = 131072  # of a transaction that ends with an incomplete request (guess)
-    DEPTH_MAX = 8
     LISTED_KEYS_MAX = 4096  # of states, that KEYS of one batch walk (guess: half a millisecond)
     DRAWN_MAX = 1024  # random keys from which the share of hidden ones is estimated (guess)
-    DIGITS_MAX = 19  # of an integer of 64 bits
     RANGES_MAX = 2  # see `resp_server.command.keys`
 
 # Those commands about all keys that both sides answer, by their roles.
@@ -100,7 +97,7 @@ cdef int64_t MAX_FORWARDED_BYTES = FORWARDED_BYTES_MAX  # of a transaction whose
 cdef struct Item:  # one value of a client's replies
     size_t at  # in the buffer of replies
     size_t size
-    uint16_t slot  # of random keys: of the states' a random number, of the upstream's the item with its number of keys
+    uint16_t slot  # of its keys
     uint16_t number  # of the connection, in `open_connections`; 0: the value is cached
     uint8_t epochs
 
@@ -125,6 +122,8 @@ cdef struct Request:
     uint32_t first  # of its items
     uint32_t items
     uint32_t queued  # of an EXEC the number of commands before it, which it runs
+    uint32_t total  # of a random key the item with the upstream's number of keys
+    uint16_t random  # of a random key a random number, which chooses one of two keys
     uint16_t command
     uint8_t join
     # Flags, as bytes: there is one request for each of a client's.
@@ -143,130 +142,6 @@ cdef struct PendingReply:  # a server's reply that has not arrived yet
     uint16_t slot
     uint16_t number  # of the connection, in `open_connections`
     bint is_done
-
-# Where the requests for a key are answered. GENERAL_PATH: the forwarder does not forward them.
-cdef enum Backend:
-    GENERAL_PATH = 0
-    STATES = 1
-    UPSTREAM_BACKEND = 2
-    CACHED = 3  # the upstream, whose replies the proxy caches
-
-cdef struct KeyPattern:  # a Redis pattern of keys
-    const uint8_t* text
-    size_t size
-    size_t literal  # the bytes at its beginning that match only themselves
-    bint is_literal_and_star  # and after them only a `*`
-    int backend
-
-cdef class KeyPatterns:
-    """The patterns of one database, in order; the first one that a key matches decides. Without a match, it is the upstream's."""
-
-    cdef list texts
-    cdef KeyPattern* patterns
-    cdef size_t count
-    cdef Word word
-    cdef uint32_t drawn, visible  # random keys of the upstream, and those among them that are its own
-    cdef bint has_two_owners  # each key is either the states' or the upstream's, under the same name
-
-    def __init__(self, patterns):
-        cdef size_t i
-        cdef KeyPattern* each
-        self.texts = [keys.pattern for keys in patterns]
-        self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
-        if self.patterns == NULL:
-            raise MemoryError
-        for i, (text, destination, is_cached) in enumerate(patterns):
-            each = &self.patterns[i]
-            each.text, each.size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
-            each.backend = GENERAL_PATH
-            if destination is Destination.STATES:
-                each.backend = STATES
-            elif destination is Destination.UPSTREAM:
-                each.backend = CACHED if is_cached else UPSTREAM_BACKEND
-            each.literal = LITERAL.match(text).end()
-            each.is_literal_and_star = text[each.literal:] == b"*"
-        self.count = len(self.texts)
-        self.has_two_owners = all([self.patterns[i].backend != GENERAL_PATH for i in range(self.count)])
-
-    def __dealloc__(self):
-        free(self.patterns)
-
-    cdef int backend_of(self, const Word* key) noexcept:
-        """Return the backend that answers requests for a key."""
-        cdef size_t i
-        cdef const KeyPattern* each
-        cdef uint64_t steps = 0
-        for i in range(self.count):
-            each = &self.patterns[i]
-            # Most patterns are decided by their first bytes. `glob` takes some ten instructions for each byte.
-            if key.size < each.literal or memcmp(key.at, each.text, each.literal) != 0:
-                continue
-            if each.is_literal_and_star or glob(each.text, each.size, key.at, key.size, &steps):
-                return each.backend
-            if steps > GLOB_STEPS_MAX:
-                return GENERAL_PATH
-        return UPSTREAM_BACKEND
-
-    cdef int backend_of_all(self, const Word* keys, size_t count) noexcept:
-        """Return the backend that answers a request with these keys; GENERAL_PATH if they are of different backends."""
-        cdef size_t i
-        cdef int backend = self.backend_of(keys)
-        for i in range(1, count):
-            if self.backend_of(&keys[i]) != backend:
-                return GENERAL_PATH
-        return backend
-
-    cdef bint put_owned(self, Output* out, const Item* item, const char* data, int backend, size_t* count) except -1:
-        """Write those keys of an array that are a backend's, and add their number; False: the general path does it."""
-        cdef const uint8_t* at = <const uint8_t*>data + item.at
-        cdef const uint8_t* end = at + item.size
-        cdef size_t keys = 0, i
-        cdef Py_ssize_t took = number_line(at + 1, end, &keys) if item.size and at[0] == 42 else 0
-        cdef int owner
-        cdef Word key
-        if took <= 0:
-            return False
-        at += 1 + took
-        for i in range(keys):
-            took = bulk_bytes(at, end, &key)
-            owner = GENERAL_PATH if took <= 0 else self.owner_of(&key)
-            if owner == GENERAL_PATH:
-                return False
-            if owner == backend:
-                put(out, at, took)
-                count[0] += 1
-            at += took
-        return at == end
-
-    cdef int owner_of(self, const Word* key) noexcept:
-        """Return the backend that lists a key."""
-        cdef int backend = self.backend_of(key)
-        return UPSTREAM_BACKEND if backend == CACHED else backend
-
-    cdef bint put_page(self, Output* out, const Item* item, const char* data, int backend) except -1:
-        """Write a backend's reply to SCAN with its own keys only, and with the cursor that clients send next (see `routing.scan_cursor`)."""
-        cdef const uint8_t* at = <const uint8_t*>data + item.at
-        cdef const uint8_t* end = at + item.size
-        cdef Py_ssize_t took = bulk_bytes(at + 4, end, &self.word) if item.size > 4 and memcmp(at, b"*2\r\n", 4) == 0 else 0
-        cdef int64_t cursor = 0
-        cdef size_t count = 0
-        cdef Item rest
-        cdef Output keys
-        if took <= 0 or not integer(&self.word, &cursor) or not 0 <= cursor < <int64_t>1 << 62:
-            return False
-        rest.at, rest.size = item.at + 4 + took, item.size - 4 - took
-        keys.data, keys.used, keys.size = NULL, 0, 0
-        try:
-            if not self.put_owned(&keys, &rest, data, backend, &count):
-                return False
-            put(out, b"*2\r\n", 4)
-            put_number(out, (cursor << 1 | (backend == STATES)) if cursor else backend == UPSTREAM_BACKEND)
-            put_line(out, 42, count)
-            put(out, keys.data, keys.used)
-            return True
-        finally:
-            free(keys.data)
-
 
 # The part of a command in a transaction.
 cdef enum Part:
@@ -289,121 +164,6 @@ cdef struct Plan:  # how the forwarder may forward a command
     int queued_arity  # of requests that the upstream would queue, as Redis says it; 0: the general path queues them
     int ranges
     KeyRange keys[RANGES_MAX]
-
-
-cdef Py_ssize_t line_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Return the size of a line; 0: it is incomplete; -1: it is too long."""
-    cdef const uint8_t* at = start
-    while at < end:
-        at = <const uint8_t*>memchr(at, 13, end - at)
-        if at == NULL or at + 1 == end:
-            break
-        if at[1] == 10:
-            return at + 2 - start if at - start <= LINE_BYTES_MAX else -1
-        at += 1
-    return 0 if end - start <= LINE_BYTES_MAX else -1
-
-
-cdef bint number_in(const Word* word, size_t* number) noexcept nogil:
-    """Parse a word that is a number in its canonical form; return whether it is one."""
-    return number_line(word.at, word.at + word.size + 2, number) == <Py_ssize_t>word.size + 2
-
-
-cdef Py_ssize_t bulk_bytes(const uint8_t* at, const uint8_t* end, Word* word) noexcept nogil:
-    """Return the size of a string in a complete reply, and find its text; -1: it is something else."""
-    cdef size_t size = 0
-    cdef Py_ssize_t took = number_line(at + 1, end, &size) if at < end and at[0] == c"$" else 0
-    if took <= 0 or <size_t>(end - at) < 1 + took + size + 2:
-        return -1
-    word.at, word.size = at + 1 + took, size
-    return 1 + took + size + 2
-
-
-cdef int put_number(Output* out, int64_t number) except -1:
-    """Append a number as a string."""
-    cdef char line[NUMBER_LINE_BYTES]
-    cdef int size = write_line(line, c"$", number)
-    put_line(out, c"$", size - 3)
-    return put(out, line + 1, size - 1)
-
-
-cdef int put_scan(Output* out, const uint8_t* at, const uint8_t* cursor_at, const uint8_t* end) except -1:
-    """Append a SCAN with the cursor of the backend that the client's cursor names: the number without its lowest bit."""
-    cdef Word word
-    cdef int64_t cursor = 0
-    cdef Py_ssize_t took = bulk_bytes(cursor_at, end, &word)
-    integer(&word, &cursor)
-    put(out, at, cursor_at - at)
-    put_number(out, cursor >> 1)
-    return put(out, cursor_at + took, end - cursor_at - took)
-
-
-cdef int64_t integer_in(const char* reply, size_t size) noexcept nogil:
-    """Return the number in a reply that is one, of a count of keys."""
-    cdef int64_t found = 0
-    cdef size_t i
-    for i in range(1, size):
-        if c"0" <= reply[i] <= c"9":
-            found = found * 10 + (reply[i] - c"0")
-    return found
-
-
-cdef Py_ssize_t integer_bytes(const uint8_t* start, const uint8_t* end) noexcept nogil:
-    """Return the size of a reply that is an integer; 0: it is incomplete; -1: it is something else."""
-    cdef const uint8_t* at = start + 1
-    cdef const uint8_t* digits
-    if at < end and at[0] == 45:
-        at += 1
-    digits = at
-    while at < end and c"0" <= at[0] <= c"9":
-        at += 1
-    if at - digits > DIGITS_MAX:
-        return -1
-    if at == end or (at + 1 == end and at[0] == 13 and at > digits):
-        return 0
-    return at + 2 - start if at > digits and at[0] == 13 and at[1] == 10 else -1
-
-
-cdef Py_ssize_t reply_bytes(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
-    """Return the size of a reply; 0: it is incomplete; -1: the general path handles it.
-
-    The general path handles errors, pushes, attributes, blob errors, verbatim strings and streamed strings.
-    """
-    cdef const uint8_t* at = start
-    cdef size_t size = 0, i
-    cdef Py_ssize_t took
-    if at == end:
-        return 0
-    if (at[0] == c"$" or at[0] == c"*") and end - at >= 2 and at[1] == c"-":
-        if end - at < 5:
-            return 0 if memcmp(at + 1, b"-1\r\n", end - at - 1) == 0 else -1
-        return 5 if memcmp(at + 1, b"-1\r\n", 4) == 0 else -1
-    if at[0] == c"$":
-        took = number_line(at + 1, end, &size)
-        if took <= 0:
-            return took
-        at += 1 + took
-        if <size_t>(end - at) < size + 2:
-            return 0
-        return at + size + 2 - start if at[size] == 13 and at[size + 1] == 10 else -1
-    if (at[0] == c"*" or at[0] == c"%" or at[0] == c"~") and depth < DEPTH_MAX:
-        took = number_line(at + 1, end, &size)
-        if took <= 0:
-            return took
-        at += 1 + took
-        if start[0] == c"%":
-            size *= 2
-        for i in range(size):
-            took = reply_bytes(at, end, depth + 1)
-            if took <= 0:
-                return took
-            at += took
-        return at - start
-    if at[0] == c"+" or at[0] == c"_" or at[0] == c"#" or at[0] == c"," or at[0] == c"(":
-        return line_bytes(at, end)
-    if at[0] == 58:
-        return integer_bytes(at, end)
-    return -1
 
 
 cdef class ClientBatch:
@@ -498,7 +258,7 @@ cdef class ClientBatch:
             item.epochs = number
             self.missing -= 1
             if request.join >= COUNTED:
-                if data[0] == 45:
+                if data[0] == c"-":
                     self.set_error(request, at, size)
                 elif not request.is_error:
                     item.at, item.size = at, size
@@ -513,7 +273,7 @@ cdef class ClientBatch:
                     self.missing -= 1
         if request.join == EXEC_PARTS:
             return not self.split_array(request, entry.number, at, at + size)
-        if size and data[0] == 45:
+        if size and data[0] == c"-":
             self.set_error(request, at, size)
         elif request.join == SUM or not self.split_array(request, entry.number, at, at + size):
             reply = malformed_reply(FrameError("the reply for some keys has another form"))
@@ -548,6 +308,7 @@ cdef class ClientBatch:
         """Make one reply to a request about all keys of those of both sides; False: the general path answers it."""
         cdef Item* item = &self.items[request.first]
         cdef const char* data = self.buffer.data
+        cdef const uint8_t* first = <const uint8_t*>data + item.at
         cdef size_t count = 0, at = self.buffer.used
         cdef bint is_joined = True
         cdef Output out
@@ -560,11 +321,12 @@ cdef class ClientBatch:
             if request.join == DRAWN:
                 is_joined = self.put_drawn(&out, request)
             elif request.join == SCANNED:
-                is_joined = self.patterns.put_page(&out, item, data, UPSTREAM_BACKEND)
+                is_joined = self.patterns.put_page(&out, first, item.size, UPSTREAM_BACKEND)
             else:
-                is_joined = self.patterns.put_owned(&out, item, data, STATES, &count)
-                is_joined = is_joined and self.patterns.put_owned(&out, item + 1, data, UPSTREAM_BACKEND, &count)
-                put_line(&self.buffer, 42, count)
+                is_joined = self.patterns.put_owned(&out, first, item.size, STATES, &count)
+                first = <const uint8_t*>data + item[1].at
+                is_joined = is_joined and self.patterns.put_owned(&out, first, item[1].size, UPSTREAM_BACKEND, &count)
+                put_line(&self.buffer, c"*", count)
             put(&self.buffer, out.data, out.used)
         finally:
             free(out.data)
@@ -578,7 +340,7 @@ cdef class ClientBatch:
         one the states' key is taken, so the upstream's key is chosen so often that each visible key is equally probable.
         """
         cdef const Item* drawn = &self.items[request.first + request.items - 1]
-        cdef const Item* total = &self.items[drawn.slot]
+        cdef const Item* total = &self.items[request.total]
         cdef const uint8_t* at = <const uint8_t*>self.buffer.data + self.items[request.first].at
         cdef const uint8_t* end = at + self.items[request.first].size
         cdef const uint8_t* theirs = <const uint8_t*>self.buffer.data + drawn.at
@@ -593,7 +355,7 @@ cdef class ClientBatch:
             if patterns.owner_of(&key) == UPSTREAM_BACKEND:
                 patterns.visible += 1
                 share = <double>patterns.visible / patterns.drawn
-                if self.items[request.first].slot * (states + others * share) < others * 65536.0:
+                if request.random * (states + others * share) < others * 65536.0:
                     return put(out, theirs, theirs_took) == 0
             if patterns.drawn >= DRAWN_MAX:
                 patterns.drawn, patterns.visible = patterns.drawn >> 1, patterns.visible >> 1
@@ -613,7 +375,7 @@ cdef class ClientBatch:
         cdef size_t count = 0, i
         cdef Item* item = &self.items[request.first]
         cdef Py_ssize_t took
-        if at == end or at[0] != 42:
+        if at == end or at[0] != c"*":
             return False
         took = number_line(at + 1, end, &count)
         if took <= 0:
@@ -686,7 +448,7 @@ cdef class ClientBatch:
         if request.join == QUEUED_PART:
             return put(out, b"+QUEUED\r\n", 9)
         if request.join == ARRAY or request.join == EXEC_PARTS:
-            put_line(out, 42, request.items)
+            put_line(out, c"*", request.items)
         for i in range(request.items):
             self.put_value(out, &self.items[request.first + i])
         return 0
@@ -1418,7 +1180,7 @@ cdef class Forwarder:
             if is_queued or self.is_caching_set or sink.watches_states or not self.upstream_connection.may_watch:
                 return 0
             for i in range(keys):
-                self.watched.append(PyBytes_FromStringAndSize(<const char*>self.keys[i].at, self.keys[i].size))
+                self.watched.append(text_of(&self.keys[i]))
         self.has_writes |= not plan.is_read
         self.requests[self.request_count].has_caching = self.is_caching_set
         self.prefixes += self.is_caching_set
@@ -1484,14 +1246,13 @@ cdef class Forwarder:
             self.total = self.item_count + 1
         for i in range(1, items):
             self.add_item(i).number = UPSTREAM
-        item.slot, item[items - 1].slot = <uint16_t>stored.core.below(1 << 16), self.total
+        request.total, request.random = self.total, <uint16_t>below(stored.core.batch, 1 << 16)
         return items
 
     cdef bytes reply_of_states(self, SessionFields session, int listing, const uint8_t* at, size_t size):
         """Return the states' part of the reply to a request about all keys; None: the general path answers it."""
         cdef StoredReads stored = self.stored
         cdef Output out
-        cdef Item reply
         cdef bytes found
         if listing != SCANNED:
             if self.key_count is None:
@@ -1509,8 +1270,8 @@ cdef class Forwarder:
             found = stored.reply_about_states(session, out.data, out.used)
             if found is None:
                 return None
-            out.used, reply.at, reply.size = 0, 0, PyBytes_GET_SIZE(found)
-            if not self.patterns.put_page(&out, &reply, PyBytes_AS_STRING(found), STATES):
+            out.used = 0
+            if not self.patterns.put_page(&out, <const uint8_t*>PyBytes_AS_STRING(found), PyBytes_GET_SIZE(found), STATES):
                 return None
             return PyBytes_FromStringAndSize(out.data, out.used)
         finally:
@@ -1743,7 +1504,7 @@ cdef class Forwarder:
             count += item[i].number == number
         if not count:
             return 0
-        put_line(&batch.out, 42, count + 2)
+        put_line(&batch.out, c"*", count + 2)
         put(&batch.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
         for i in range(request.items):
             took = 1 + number_line(at + 1, end, &size) + size + 2
@@ -1946,7 +1707,7 @@ cdef class StoredReads(FastPath):
         self.forwarder = keys.forwarder = forwarder
         self.stores = stores
         forwarder.stored = None if stores is None else self
-        self.core.key_filter = keys
+        self.core.batch.key_filter = keys
 
     cdef bint may_answer(self, SessionFields session, const uint8_t* data, size_t size) except -1:
         """Return whether to try to answer. Before `begin`, the first request is looked at: to begin takes longer."""
@@ -1984,7 +1745,7 @@ cdef class StoredReads(FastPath):
         """
         cdef int64_t now_ms = monotonic_ns() // 1000000
         self.last_user = self.last_rules = None
-        if self.is_fresh and now_ms == self.renewed_ms and (not self.may_read or self.core.is_newest()):
+        if self.is_fresh and now_ms == self.renewed_ms and (not self.may_read or self.core.jobs.is_newest()):
             return self.may_read
         self.is_fresh, self.may_read, self.renewed_ms, self.slow_ns = True, False, now_ms, NEVER_NS
         try:
@@ -2005,18 +1766,18 @@ cdef class StoredReads(FastPath):
         core.drop_lookaheads()
         core.begin_tracking(None)
         self.output.used = 0
-        core.out, core.monotonic_ms, core.session = &self.output, self.renewed_ms, session
-        (<StateKeys>core.key_filter).admits_all = True
+        core.batch.out, core.batch.monotonic_ms, core.session = &self.output, self.renewed_ms, session
+        (<StateKeys>core.batch.key_filter).admits_all = True
         try:
             if core.answer_all(<const uint8_t*>request, size, session.protocol, None) != size:
                 return None
             return PyBytes_FromStringAndSize(self.output.data, self.output.used)
         finally:
-            (<StateKeys>core.key_filter).admits_all = False
+            (<StateKeys>core.batch.key_filter).admits_all = False
             core.is_full, core.is_incomplete = is_full, is_incomplete
 
     def collect(self):
-        self.core.counts.hits = self.core.counts.misses = 0  # the servers' hits are counted, and the forwarder does not know its own
+        self.core.batch.counts.hits = self.core.batch.counts.misses = 0  # the servers' hits are counted, and the forwarder does not know its own
         FastPath.collect(self)
 
 
@@ -2079,16 +1840,30 @@ cdef class ClientForwarder(InputInterceptor):
         return b"" if not data or self.store_partial(data) else data
 
     cdef size_t take(self, const uint8_t* data, size_t size) except? 0:
-        """Forward or queue requests at the front of input; return their size, that of all if the connection keeps the rest."""
+        """Forward or queue requests at the front of input; return the size of the input that the caller need not handle.
+
+        That is all input if requests were forwarded: the connection keeps the rest until it has their replies.
+        """
+        cdef size_t queued, exec_bytes
         if self.fields.can_be_forwarded:
-            if self.forward_buffer(data, size):
+            if self.forward_front(data, size):
                 return size
             if self.forwarder.has_partial and size <= self.forwarder.partial_bytes_max:
                 return 0
-        return self.queue(data, size)
+        queued = self.queue(data, size)
+        exec_bytes = self.exec_bytes(data + queued, data + size)
+        return size if exec_bytes and self.execute(data + queued + exec_bytes, data + size) else queued
+
+    cdef bint may_queue(self) except -1:
+        """Return whether the forwarder may queue requests: the client is in a transaction that it may forward."""
+        session = self.session
+        transaction = session.transaction
+        if transaction is None or not (self.fields.can_queue and session.user.is_unrestricted):
+            return False
+        return not transaction.is_aborted and transaction.db is None
 
     cdef size_t queue(self, const uint8_t* data, size_t size) except? 0:
-        """Queue requests of a transaction whose EXEC has not arrived, and forward it at EXEC; return their size as `take`.
+        """Queue requests of a transaction whose EXEC has not arrived; return their size.
 
         The transaction is the session's, as on the general path, which may queue and run it, too.
         """
@@ -2097,34 +1872,30 @@ cdef class ClientForwarder(InputInterceptor):
         cdef const uint8_t* end = data + size
         cdef size_t count = 0, i
         cdef Py_ssize_t took
-        cdef int command = -1, last = -1
+        cdef int command, last = -1
         cdef int64_t added, queued_bytes = 0, requests_left, bytes_left
-        cdef list words, requests = []
-        cdef bint is_exec = False, reads_states = False
+        cdef list requests = []
+        cdef bint reads_states = False
         session = self.session
         if session.transaction is None and not self.begin_transaction(&at, end):
             return 0
-        transaction = session.transaction
-        if not (self.fields.can_queue and session.user.is_unrestricted) or transaction.is_aborted or transaction.db is not None:
+        if not self.may_queue():
             return at - data
+        transaction = session.transaction
         requests_left, bytes_left = transaction.room
         while at < end:
             took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 forwarder.has_partial, forwarder.partial_bytes_max = took == 0, PARTIAL_BYTES_MAX
                 break
-            command = forwarder.queued_command(count)
+            command, added = forwarder.queued_command(count), 0
             if command < 0:
-                command = command_at(&forwarder.specs, forwarder.words, count)
-                is_exec = command >= 0 and forwarder.plans[command].part == RUN and count == 1
                 break
-            words, added = [], 0
             for i in range(count):
-                words.append(PyBytes_FromStringAndSize(<const char*>forwarder.words[i].at, forwarder.words[i].size))
                 added += forwarder.words[i].size + WORD_OVERHEAD_BYTES
             if <int64_t>len(requests) >= requests_left or queued_bytes + added > bytes_left:
                 break
-            requests.append(words)
+            requests.append(texts_of(forwarder.words, count))
             queued_bytes += added
             reads_states |= forwarder.has_states
             last = command
@@ -2134,9 +1905,19 @@ cdef class ClientForwarder(InputInterceptor):
             session.last_command = forwarder.names[last]
             self.fields.calls += <uint64_t>len(requests)
             self.send(b"+QUEUED\r\n" * len(requests))
-        if is_exec and self.execute(at + took, end):
-            return size
         return at - data
+
+    cdef size_t exec_bytes(self, const uint8_t* at, const uint8_t* end) except? 0:
+        """Return the size of an EXEC at the front of input, after the requests that were queued; 0: there is none."""
+        cdef Forwarder forwarder = self.forwarder
+        cdef size_t count = 0
+        cdef Py_ssize_t took
+        cdef int command
+        if at == end or not self.may_queue():
+            return 0
+        took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        command = command_at(&forwarder.specs, forwarder.words, count) if took > 0 and count == 1 else -1
+        return took if command >= 0 and forwarder.plans[command].part == RUN else 0
 
     cdef bint begin_transaction(self, const uint8_t** at, const uint8_t* end) except -1:
         """Begin the transaction of a MULTI at the front of input, in database 0; return whether there is one."""
@@ -2159,7 +1940,10 @@ cdef class ClientForwarder(InputInterceptor):
         return True
 
     cdef bint execute(self, const uint8_t* rest, const uint8_t* end) except -1:
-        """Forward the queued commands at EXEC; False: the general path runs them. rest: the input after EXEC."""
+        """Forward the queued commands at EXEC, and have the connection keep the rest of its input.
+
+        False: the general path runs them.
+        """
         cdef Output out
         cdef list request
         cdef bytes word
@@ -2174,7 +1958,7 @@ cdef class ClientForwarder(InputInterceptor):
                 if type(each) is not list:
                     return False
                 request = each
-                put_line(&out, 42, len(request))
+                put_line(&out, c"*", len(request))
                 for word in request:
                     put_line(&out, c"$", PyBytes_GET_SIZE(word))
                     put(&out, PyBytes_AS_STRING(word), PyBytes_GET_SIZE(word))
@@ -2228,7 +2012,8 @@ cdef class ClientForwarder(InputInterceptor):
             return False
         return not client_input.data and output.delayed_pushes is None
 
-    cdef bint forward_buffer(self, const uint8_t* data, size_t size) except -1:
+    cdef bint forward_front(self, const uint8_t* data, size_t size) except -1:
+        """Forward the forwardable requests at the front of input, and have the connection keep the rest; False if there are none."""
         cdef size_t took
         cdef SessionFields fields = self.fields
         try:

@@ -1,8 +1,8 @@
 """The connection of a server to the compiled core: users' rights to read, and the recording of slow requests.
 
-A buffer goes to the core first (`native.core.FastPath`). The core answers as many of the first requests as it can, and
-splits the others into arguments. Those take the general path (see `pipeline`), as do all requests if the core is not
-built.
+A buffer goes to the core first (`native.fast_path.FastPath`). The core answers as many of the first requests as it can,
+and splits the others into arguments. Those take the general path (see `pipeline`), as do all requests if the core is
+not built.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from resp_server.session.session import Session
 from state_backend.store.keyspace import KeyspaceView
 
 if TYPE_CHECKING:
-    from resp_server.native.core import FastPath
+    from resp_server.native.fast_path import FastPath
 
 
 def fast_path_of(server: ServerContext) -> FastPath | None:
     """Return the compiled core for a server; None if it is not built."""
-    if native.core is None:
+    if native.fast_path is None:
         return None
 
     def record_slow(session: Session, data: bytes, elapsed_ns: int) -> None:
@@ -42,7 +42,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     def watch_point(job: str) -> tuple[str, int]:
         return watch_point_of(server.process.run_id, server.view, job)
 
-    fast_path: FastPath = native.core.FastPath(
+    fast_path: FastPath = native.fast_path.FastPath(
         server, lambda user: rules_of(user, server.table), record_slow, count_keys, watch_point
     )
     fast_path.caller = Caller(server)
@@ -51,11 +51,11 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
 
 def rules_of(user: User, table: CommandTable) -> Any:
     """Return a user's rights to read, in the form of the core."""
-    assert native.core is not None
+    assert native.rows is not None and native.rules is not None
     selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
     for selector in user.selectors:
-        commands = [(name, table.get(name)) for name in native.core.NAMES]
+        commands = [(name, table.get(name)) for name in native.rows.NAMES]
         names = [name for name, command in commands if command is not None and selector.allows(command)]
         patterns = list(selector.patterns(KeyAccess.READ))
         selectors.append((names, None if b"*" in patterns else patterns))
-    return native.core.Rules(selectors)
+    return native.rules.Rules(selectors)

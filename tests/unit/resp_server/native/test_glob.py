@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from resp_server.native import core
+from resp_server.native import rules
 from resp_server.protocol.glob import matcher
 
 pytestmark = pytest.mark.compiled
@@ -33,4 +33,4 @@ TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"-", b"]", b"^", b"\\", b"*
 @example(b"[\xff-a]", b"\0")
 @example(b"[a-\xff]", b"\x80")
 def test_patterns_match_as_in_python(pattern: bytes, text: bytes) -> None:
-    assert core.glob_matches(pattern, text) == bool(matcher(pattern)(text))
+    assert rules.glob_matches(pattern, text) == bool(matcher(pattern)(text))

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.compiled
 def test_an_untracked_request_grows_as_before_and_is_freed_with_its_last_reference() -> None:
     request = LongRequest([b"MGET"], 0)
     assert gc.is_tracked(request)
-    native.core.untrack(request)
-    native.core.untrack(request)
+    native.client_fields.untrack(request)
+    native.client_fields.untrack(request)
     request += [b"k%d" % at for at in range(10_000)]
     request.decision = object()
     gc.collect()

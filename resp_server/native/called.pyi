@@ -1,0 +1,20 @@
+"""The types of `called.pyx`, which has the docstrings."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class CalledCommand:
+    def __init__(
+        self,
+        command: Any,
+        command_stats: Any,
+        name_words: int,
+        least: int,
+        most: int,
+        takes_words: bool,
+        converters: Sequence[Callable[[bytes], Any] | None] | None,
+        keeps_caching: bool,
+        is_for_subscribers: bool,
+        has_slot: bool,
+        is_own: Any,
+    ) -> None: ...
