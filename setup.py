@@ -21,11 +21,15 @@ MODULES = [
     "state_backend.native.packing",
     "state_backend.native.state_files",
     "state_backend.native.change_records",
-    *(
-        f"resp_server.native.{name}"
-        for name in ("client_fields", "rows", "rules", "encoding", "jobs", "lookup_batch", "core")
-    ),
-    *(f"resp_server.native.{name}" for name in ("called", "fast_path")),
+    "resp_server.native.client_fields",
+    "resp_server.native.rows",
+    "resp_server.native.rules",
+    "resp_server.native.encoding",
+    "resp_server.native.jobs",
+    "resp_server.native.lookup_batch",
+    "resp_server.native.core",
+    "resp_server.native.called",
+    "resp_server.native.fast_path",
     "resp_server.native.pipelines",
     "resp_server.backends.servers.key_patterns",
     "resp_server.backends.servers.forwarder",

@@ -1,8 +1,9 @@
 """Compiled modules: the fast path for reads (`fast_path.pyx`), and clients' sockets on epoll (`sockets.pyx`, Linux).
 
-A request goes from `fast_path.pyx` to `core.pyx`, which cuts it; `lookup_batch.pyx` looks its keys up, and the files
-with `replies` in their names write the reply. `rows.pyx` has the commands. `called.pyx` calls the functions of commands
-that the core does not answer. `pipelines.pyx` has what a proxy's connections to servers do with each request.
+A request goes from `fast_path.pyx` to `core.pyx`, which cuts it; `lookup_batch.pyx` looks its keys up, and one of the
+files of replies (`key_replies.pxd` and others) writes the reply. `rows.pyx` has the commands. `called.pyx` calls the
+functions of commands that the core does not answer. `pipelines.pyx` has what a proxy's connections to servers do with
+each request.
 
 They are optional: if they are not built, or SPARKIS_PURE is set, the general path in Python answers everything. CORE
 is "compiled" or "python". A proxy's fast path is `resp_server.backends.servers.forwarder`.

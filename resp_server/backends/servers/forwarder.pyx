@@ -45,7 +45,7 @@ from resp_server.native.fast_path cimport FastPath
 from resp_server.native.lookup_batch cimport below
 from resp_server.native.raw_replies cimport bulk_bytes, integer_bytes, integer_in, line_bytes, number_in, put_scan, reply_bytes
 from resp_server.native.rules cimport KeyFilter
-from resp_server.backends.servers.key_patterns cimport CACHED, GENERAL_PATH, STATES, UPSTREAM_BACKEND, KeyPatterns
+from resp_server.backends.servers.key_patterns cimport CACHED, STATES, UPSTREAM_BACKEND, KeyPatterns
 from resp_server.native.pipelines cimport PipelineFields, RequestBatch
 from resp_server.native.arguments cimport integer
 from resp_server.native.wire cimport (
