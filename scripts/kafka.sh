@@ -1,9 +1,10 @@
 #!/bin/sh
 # Fetch what `make test-kafka` needs: a broker with its tools, and Spark's connector, with Maven into build/kafka; a client of Python into
-# the virtual environment $1.
+# the virtual environment $1; and an environment with the version of PySpark whose Kafka package docs/kafka.md names.
 set -eu
 venv=$1
 client=2.16.1
+spark=4.2.0
 pom=tests/kafka/pom.xml
 
 sh scripts/program.sh mvn maven
@@ -18,3 +19,4 @@ fi
 if ! "$venv/bin/python" -c 'import confluent_kafka' 2>/dev/null; then
     "$venv/bin/python" scripts/install.py "$venv/bin/python" "confluent-kafka==$client"
 fi
+sh scripts/spark_venv.sh "$venv" $spark >/dev/null

@@ -82,6 +82,11 @@ class Broker:
         config = {name.replace("_", "."): value for name, value in settings.items()}
         self._resolve(self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)]))
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until it is gone."""
+        self._resolve(self.admin.delete_topics([topic]))
+        eventually(lambda: topic not in self.admin.list_topics(timeout=WAIT_S_MAX).topics, awaited="the topic's end")
+
     def add_partitions(self, topic: str, count: int) -> None:
         """Have a topic so many partitions from now on."""
         self._resolve(self.admin.create_partitions([NewPartitions(topic, count)]))

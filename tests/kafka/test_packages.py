@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import os
-import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from compat.conformance.servers import free_port
 from compat.waiting import WAIT_S_MAX
-from tests.kafka.broker import BUILD
+from tests.kafka.broker import BUILD, Broker
+from tests.kafka.page import EXPORT, VERSION, job_of, produce, wait_for_reads
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
-[EXPORT] = re.findall(r"^export PYSPARK_SUBMIT_ARGS=.*$", PAGE, re.MULTILINE)
-[VERSION] = re.findall(r"`spark-sql-kafka-0-10_2.13:(\S+)`", PAGE)
 PRINTED_VERSION = "$(python -c 'import pyspark; print(pyspark.__version__)')"
 PROGRAM = """
 from pyspark.sql import SparkSession
 read = SparkSession.builder.getOrCreate().readStream.format("kafka")
 print(read.option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "orders").load().columns)
 """
+# The environment that scripts/spark_venv.sh makes of this version.
+PYTHON = Path(sys.prefix) / f"spark-{VERSION}" / "bin" / "python"
+# What was fetched is kept, with what else the tests fetch.
+KEPT = EXPORT.replace('"--', f'"--conf spark.jars.ivy={BUILD / "ivy"} --', 1)
 
 
 def test_packages_of_the_tested_version_are_found() -> None:
     assert PRINTED_VERSION in EXPORT
-    # What was fetched is kept, with what else the tests fetch.
-    command = EXPORT.replace(PRINTED_VERSION, VERSION).replace('"--', f'"--conf spark.jars.ivy={BUILD / "ivy"} --', 1)
+    command = KEPT.replace(PRINTED_VERSION, VERSION)
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", "-c", f'{command}\n"$0" -c "$1"', sys.executable, PROGRAM],
@@ -36,3 +38,24 @@ def test_packages_of_the_tested_version_are_found() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1].startswith("['key', 'value', 'topic', 'partition', 'offset', 'timestamp'")
+
+
+def test_page_runs_as_printed_where_pyspark_has_the_version_of_the_package(kafka: Broker, tmp_path: Path) -> None:
+    assert PYTHON.exists(), "make test-kafka makes it"
+    kafka.create("orders")
+    port = free_port()
+    (tmp_path / "orders.py").write_text(job_of(kafka, port, tmp_path))
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    environment |= {"PATH": f"{PYTHON.parent}:{os.environ['PATH']}", "PYSPARK_PYTHON": str(PYTHON)}
+    with (tmp_path / "output").open("wb") as output:
+        commands = ["bash", "-c", f"{KEPT}\nexec python orders.py"]
+        driver = subprocess.Popen(
+            commands, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        produce(kafka)
+        wait_for_reads(port)
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        kafka.delete("orders")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -17,55 +15,34 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from compat.conformance.servers import free_port
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import eventually
 from spark_hooks.serving import endpoints
-from tests.kafka.broker import Broker, Message, java
+from tests.kafka.broker import Broker, Message
 from tests.kafka.messages import wait_until_read
+from tests.kafka.page import PAGE, job_of, produce, wait_for_reads
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
-[JOB] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 [TABLE] = re.findall(r"^  ```python\n(.*?)^  ```", PAGE, re.MULTILINE | re.DOTALL)
-MESSAGES = re.findall(r"^>(.*)$", PAGE, re.MULTILINE)
-[PRODUCER] = re.findall(r"^\$ (kafka-console-producer.sh .*)$", PAGE, re.MULTILINE)
-READS = re.findall(r"^\$ (redis-cli .*)\n((?:(?:\d\) )?\".*\n)*)", PAGE, re.MULTILINE)
-PAGE_PORT, PAGE_BROKER = "7379", "localhost:9092"
 KEYS = 60
 
 
 def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
     kafka.create("orders")
-    port = str(free_port())
-    run = JOB.replace(PAGE_PORT, port).replace(PAGE_BROKER, kafka.address).replace("/data/", f"{tmp_path}/")
-    job, waits, rest = run.partition("query.awaitTermination()")
+    port = free_port()
+    job, waits, rest = job_of(kafka, port, tmp_path).partition("query.awaitTermination()")
     assert waits and not rest.strip()
     names: dict[str, Any] = {}
     exec(compile(job, "docs/kafka.md", "exec"), names)
     try:
-        program, *arguments = PRODUCER.replace(PAGE_BROKER, kafka.address).split()
-        typed = "".join(f"{each}\n" for each in MESSAGES)
-        subprocess.run(java(program, *arguments), input=typed, text=True, check=True, timeout=WAIT_S_MAX)
-        eventually(lambda: kafka.ends("orders") == {0: len(MESSAGES)}, awaited="the messages")
+        produce(kafka)
         wait_until_read(names["query"], kafka, "orders")
-        assert len(READS) == 4
-        for command, printed in READS:
-            wait_for_output(command.replace(PAGE_PORT, port), printed)
+        wait_for_reads(port)
     finally:
         names["query"].stop()
         for endpoint in endpoints.of_log(str(tmp_path / "sparkis-log")):
             assert isinstance(endpoint, endpoints.ServedEndpoint)
             endpoint.stop()
         spark.conf.unset("spark.sparkis.log")
-
-
-def wait_for_output(command: str, printed: str) -> None:
-    """Wait until redis-cli prints this on a terminal."""
-    environment = os.environ | {"FAKETTY": "1"}
-
-    def output() -> str:
-        done = subprocess.run(command.split(), env=environment, capture_output=True, timeout=WAIT_S_MAX, check=True)
-        return done.stdout.decode()
-
-    eventually(output, lambda found: found == printed, awaited=command)
+        kafka.delete("orders")
 
 
 def test_a_table_has_the_newest_values_after_partitions_were_added(
