@@ -4,8 +4,8 @@
 
 Two queries count the messages of each key, add them up, and keep the last one: `sink` by sparkis' own states, and
 `attached` by an aggregation of Spark's, whose checkpoint is read. With `"real_time": "2 seconds"` the only query is
-`attached`, in Real-Time Mode with batches of this length. Prints `{"ready": true}` when all run, and
-`{"failed": message}`.
+`attached`, in Real-Time Mode with batches of this length; with `"rows_port": 1234` a `RowReceiver` gets its
+rows. Prints `{"ready": true}` when all run, and `{"failed": message}`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,6 +22,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from tests.kafka.broker import CONNECTOR
+from tests.kafka.row_receiver import row_sender_jar
 from tests.spark.micro_batches import local_session
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -38,7 +40,8 @@ SINK, ATTACHED = "sink", "attached"
 class Orders:
     """The job's options.
 
-    provider: of `PROVIDERS`. real_time: the length of a batch in Real-Time Mode; empty: in micro-batches.
+    provider: of `PROVIDERS`. real_time: the length of a batch in Real-Time Mode; empty: in micro-batches. rows_port:
+    that of a `RowReceiver`; 0: the results of Real-Time Mode go to another topic.
     """
 
     kafka: str
@@ -47,6 +50,7 @@ class Orders:
     checkpoints: str
     provider: str
     real_time: str = ""
+    rows_port: int = 0
 
 
 def messages(spark: SparkSession, orders: Orders) -> DataFrame:
@@ -81,10 +85,16 @@ def start(spark: SparkSession, orders: Orders) -> None:
 
 
 def start_real_time(spark: SparkSession, orders: Orders) -> None:
-    """Start the query in Real-Time Mode; its results go to another topic."""
-    results = by_key(messages(spark, orders)).select(F.to_json(F.struct("*")).alias("value"))
-    writer = results.writeStream.format("kafka").option("kafka.bootstrap.servers", orders.kafka)
-    writer = writer.option("topic", f"{orders.topic}-results").outputMode("update").queryName(ATTACHED)
+    """Start the query in Real-Time Mode; its results go to another topic, or to a `RowReceiver`."""
+    results = by_key(messages(spark, orders))
+    if orders.rows_port:
+        writer = results.writeStream
+        jvm: Any = spark._jvm
+        writer._jwrite.foreach(jvm.tests.RowSender("127.0.0.1", orders.rows_port, uuid4().hex))
+    else:
+        writer = results.select(F.to_json(F.struct("*")).alias("value")).writeStream.format("kafka")
+        writer = writer.option("kafka.bootstrap.servers", orders.kafka).option("topic", f"{orders.topic}-results")
+    writer = writer.outputMode("update").queryName(ATTACHED)
     writer = writer.option("checkpointLocation", f"{orders.checkpoints}/{ATTACHED}")
     trigger: Any = {"realTime": orders.real_time}
     writer.trigger(**trigger).start()
@@ -92,7 +102,8 @@ def start_real_time(spark: SparkSession, orders: Orders) -> None:
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
-    settings = {"spark.jars": ",".join(map(str, sorted(CONNECTOR.glob("*.jar")))), PROVIDER: PROVIDERS[orders.provider]}
+    jars = [*sorted(CONNECTOR.glob("*.jar")), *([row_sender_jar()] if orders.rows_port else [])]
+    settings = {"spark.jars": ",".join(map(str, jars)), PROVIDER: PROVIDERS[orders.provider]}
     # In Real-Time Mode, the tasks of all stages run at the same time.
     spark = local_session(
         "local[8,4]" if orders.real_time else "local[2,4]", **settings | (FOR_REAL_TIME if orders.real_time else {})

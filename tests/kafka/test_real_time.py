@@ -17,14 +17,15 @@ from compat.waiting import READ_PAUSE_S, eventually
 from tests.adversity.scene import Process
 from tests.kafka.broker import Broker
 from tests.kafka.job import ATTACHED, Orders
+from tests.kafka.row_receiver import RowReceiver, row_sender_jar
 from tests.kafka.scene import KEYS, Producing, server
+from tests.kafka.truth import NOTHING, Facts, Truth
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
 PARTITIONS = 4
+# Of the tests' Spark.
+SHUFFLE_PARTITIONS = 2
 BATCH_S = 2
-
-# The count, sum and greatest number of each key, in order.
-Facts = tuple[tuple[int, int, int], ...]
 
 
 def shown(client: redis.Redis) -> Facts:
@@ -58,44 +59,6 @@ class Reading:
         """Read no more."""
         self._is_over.set()
         self._thread.join()
-
-
-class Truth:
-    """What each of a query's batches should have, by its offsets in the checkpoint and an independent consumer."""
-
-    def __init__(self, kafka: Broker, topic: str, checkpoint: Path) -> None:
-        self._topic, self._checkpoint = topic, checkpoint
-        # Of each partition: the key and the number of each message.
-        self._messages: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
-        for message in kafka.messages(topic):
-            self._messages[message.partition()].append((int(message.key()[1:]), int(message.value())))
-
-    def of_topic(self) -> Facts:
-        """Return the state after all messages."""
-        return self._at_each([[len(messages) for messages in self._messages]])[0]
-
-    def of_batches(self) -> list[Facts]:
-        """Return the state at the end of each committed batch, in order; the first one is that before all batches."""
-        batches = sorted(int(path.name) for path in (self._checkpoint / "commits").iterdir() if path.name.isdigit())
-        assert batches[0] == 0, "Spark has removed the first batches"
-        return self._at_each([[0] * PARTITIONS, *map(self._ends, batches)])
-
-    def _ends(self, batch: int) -> list[int]:
-        (*_, offsets) = (self._checkpoint / "offsets" / str(batch)).read_text().splitlines()
-        ends = json.loads(offsets)[self._topic]
-        return [ends.get(str(partition), 0) for partition in range(PARTITIONS)]
-
-    def _at_each(self, places: list[list[int]]) -> list[Facts]:
-        """Return the state at increasing offsets of all partitions."""
-        state, found, before = [(0, 0, 0)] * KEYS, list[Facts](), [0] * PARTITIONS
-        for ends in places:
-            for messages, begin, end in zip(self._messages, before, ends, strict=True):
-                for key, number in messages[begin:end]:
-                    count, total, _ = state[key]
-                    state[key] = count + 1, total + number, number
-            found.append(tuple(state))
-            before = ends
-        return found
 
 
 def test_readers_see_whole_batches_however_often_the_query_and_its_attachment_are_killed(
@@ -136,3 +99,45 @@ def test_readers_see_whole_batches_however_often_the_query_and_its_attachment_ar
     batches = truth.of_batches()
     places = [batches.index(each) for each in reading.seen]
     assert places == sorted(places) and len(places) > ROUNDS
+
+
+def test_rows_that_a_jvm_writer_got_up_to_a_commit_are_the_state_at_the_commit(kafka: Broker, tmp_path: Path) -> None:
+    topic, receiver = "real-time-rows", RowReceiver()
+    kafka.create(topic, PARTITIONS)
+    checkpoint = tmp_path / "checkpoints" / ATTACHED
+    orders = Orders(
+        kafka.address, topic, "", str(tmp_path / "checkpoints"), "rocksdb", f"{BATCH_S} seconds", receiver.port
+    )
+    command = [sys.executable, "-m", "tests.kafka.job", json.dumps(asdict(orders))]
+
+    def wait_for_committed_rows() -> None:
+        """Wait for rows, and then for a commit: the first batches of a slow machine read nothing."""
+        for read in (lambda: receiver.received, lambda: len(list(checkpoint.glob("commits/[0-9]*")))):
+            eventually(read, read().__lt__, awaited="rows, or a commit", processes=[driver.popen])
+
+    row_sender_jar()
+    producing = Producing(kafka, topic)
+    driver = Process(command)
+    try:
+        for _ in range(ROUNDS):
+            driver.wait_for("ready")
+            wait_for_committed_rows()
+            before = receiver.received
+            eventually(lambda: receiver.received > before, bool, awaited="rows of the next batch")  # noqa: B023
+            driver.kill()
+            driver = Process(command)
+        driver.wait_for("ready")
+        wait_for_committed_rows()
+    finally:
+        producing.stop()
+        driver.kill()
+        receiver.close()
+    truth = Truth(kafka, topic, checkpoint).of_batches()
+    assert receiver.states(len(truth) - 1, SHUFFLE_PARTITIONS) == truth[1:] and truth[-1] != NOTHING
+    assert receiver.voided, "no run had opened a batch that a later one committed"
+    hops = sorted(receiver.hops_ms)
+    print(
+        f"{ROUNDS} kills, {len(truth) - 1} batches, {receiver.received:,} rows, of which {receiver.voided:,} last "
+        f"values of keys were voided; from process() to the receiver: p50 {hops[len(hops) // 2]:.1f} ms, "
+        f"p99 {hops[len(hops) * 99 // 100]:.1f} ms"
+    )
