@@ -19,7 +19,8 @@ if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
 if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then give_up; fi
 
 echo "setup: installing $package with apt-get"
-$as_root sh -eu -s "$package" <<'EOF' || give_up
+# One at a time: others may be at work beside this one, and apt-get does not wait for them.
+$as_root flock /run/lock/sparkis-program sh -eu -s "$package" <<'EOF' || give_up
 package=$1
 export DEBIAN_FRONTEND=noninteractive
 # With this file Debian does not start the services that it installs.

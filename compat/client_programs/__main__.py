@@ -45,7 +45,7 @@ def _is_built(client: Client) -> bool:
         return False
     try:
         install(client.debian)
-        build(client.folder)
+        build(client.folder, client.part)
     except BuildError as error:
         print(f"{client.name}: {error}", flush=True)
         return False

@@ -41,6 +41,8 @@ class Client:
         version: The file that names the client's version, and the text before it: `go.mod go-redis/v9`.
         needs: Commands that must be on the PATH; the program is skipped without them.
         debian: Debian's packages that are installed where they are missing.
+        part: What is built of the folder, so that a client does not wait for others': a Maven module, a Go
+            package, a program of Cargo.
         is_quick: Whether the program belongs to the short selection.
     """
 
@@ -52,6 +54,7 @@ class Client:
     version: str
     needs: Sequence[str] = ()
     debian: Sequence[str] = ()
+    part: str = ""
     is_quick: bool = False
 
     @property
@@ -98,30 +101,31 @@ def install(packages: Sequence[str]) -> None:
 
 
 @cache
-def build(folder: str) -> None:
-    """Build a folder's programs by its build files, if these have changed; BuildError with the end of the log."""
+def build(folder: str, part: str) -> None:
+    """Build a part of a folder by its build files, if the folder has changed; BuildError with the end of the log."""
     source, built = HERE / folder, BUILT / folder
-    ready = built / ".ready"
+    ready = built / f".ready-{part}"
     changed_s = max(path.stat().st_mtime for path in source.rglob("*"))
     if ready.exists() and ready.stat().st_mtime > changed_s:
         return
     built.mkdir(parents=True, exist_ok=True)
-    _build(source, built)
+    _build(source, part, built)
     ready.touch()
 
 
-def _build(source: Path, built: Path) -> None:
+def _build(source: Path, part: str, built: Path) -> None:
     if (source / "pom.xml").exists():
         given = [
             f"-Dmaven.repo.local={MAVEN_PACKAGES}",
             f"-Dbuilt={built}",
             "-DoutputDirectory=${project.build.directory}/lib",
         ]
-        _run(["mvn", "--batch-mode", "--quiet", *given, "compile", "dependency:copy-dependencies"], source)
+        goals = ("compile", "dependency:copy-dependencies")
+        _run(["mvn", "--batch-mode", "--quiet", "--projects", part, *given, *goals], source)
     if (source / "go.mod").exists():
-        _run(["go", "build", "-o", f"{built}/", "./..."], source)
+        _run(["go", "build", "-o", f"{built}/", f"./{part}"], source)
     if (source / "Cargo.toml").exists():
-        _run(["cargo", "build", "--quiet", "--release", "--target-dir", str(built)], source)
+        _run(["cargo", "build", "--quiet", "--release", "--bin", part, "--target-dir", str(built)], source)
     if (source / "package.json").exists():
         for each in ("package.json", "package-lock.json"):
             shutil.copy(source / each, built)

@@ -1,5 +1,5 @@
 // redis-rs: the synchronous client, and the one for tokio.
-#[path = "../steps.rs"]
+#[path = "../../steps.rs"]
 mod steps;
 
 use std::collections::BTreeMap;

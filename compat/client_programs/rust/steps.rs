@@ -1,4 +1,6 @@
 // What all programs share: the address, the lines of their steps, and requests to the runner.
+#![allow(dead_code)] // not each program has all steps
+
 use std::env::var;
 use std::io::stdin;
 use std::time::Duration;
