@@ -12,6 +12,8 @@ import pytest
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import request
 from compat.waiting import eventually
+from resp_server.backends.redis.connection import UpstreamRequest
+from resp_server.backends.redis.pool import UpstreamPool
 from tests.server.conftest import Peer
 from tests.server.measured_proxy import SwapProxy
 from tests.server.redis_cluster import RedisCluster
@@ -163,6 +165,25 @@ def test_long_requests_are_answered_in_order(attacked: Attacked, protocol: int) 
         b":3000\r\n:0\r\n$1\r\n7\r\n",
     ]
     assert peer.read(sum(map(len, expected))) == b"".join(expected)
+    peer.socket.close()
+
+
+@pytest.mark.compiled
+def test_a_request_that_arrives_in_pieces_is_forwarded(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read of a socket gets at most 64 KiB, so a request of 100 KB always begins with an incomplete one."""
+    sent: list[object] = []
+    add = UpstreamPool.add
+
+    def observed(pool: UpstreamPool, client: int, protocol: int, sent_request: UpstreamRequest) -> None:
+        sent.append(sent_request.packed)  # by the general path
+        add(pool, client, protocol, sent_request)
+
+    monkeypatch.setattr(UpstreamPool, "add", observed)
+    peer = Peer(attacked.port)
+    peer.send(request("MGET", *(b"{a}%090d" % number for number in range(1000))) * 3)
+    nothing = b"*1000\r\n" + b"$-1\r\n" * 1000
+    assert peer.read(3 * len(nothing)) == 3 * nothing
+    assert not any(b"MGET" in bytes(each) for each in sent if isinstance(each, bytes))
     peer.socket.close()
 
 

@@ -81,8 +81,8 @@ cdef enum:
     CONNECTIONS_MAX = 512
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
-    PARTIAL_BYTES_MAX = 32768  # of an incomplete request, which is parsed again when more input arrives (guess)
-    TRANSACTION_BYTES_MAX = 131072  # of a transaction that ends with an incomplete request (guess)
+    # Of an incomplete request or transaction, which is parsed again when more input arrives: at most some 1,000 words (guess).
+    PARTIAL_BYTES_MAX = 131072
     LISTED_KEYS_MAX = 4096  # of states, that KEYS of one batch walk (guess: half a millisecond)
     DRAWN_MAX = 1024  # random keys from which the share of hidden ones is estimated (guess)
     RANGES_MAX = 2  # see `resp_server.command.keys`
@@ -798,7 +798,6 @@ cdef class Forwarder:
     cdef int used_count
     cdef list batches
     cdef public bint has_partial, holds_upstream, holds_publishing
-    cdef size_t partial_bytes_max  # of input with an incomplete request at its end
     cdef readonly object last_command
     cdef uint64_t last_count  # requests of the batch that was sent last
     cdef object tracking  # of the client whose input is being forwarded; None: it tracks no keys
@@ -1069,7 +1068,6 @@ cdef class Forwarder:
                     self.requests[self.request_count - 1].items = self.request_count - begin - 2
                 self.requests[self.request_count - 1].is_recorded = self.is_recording  # CLIENT CACHING does not limit it
             at += took
-        self.partial_bytes_max = PARTIAL_BYTES_MAX if multi == NULL else TRANSACTION_BYTES_MAX
         if multi != NULL:
             self.request_count, self.item_count = begin, self.requests[begin].first
             self.has_states, self.has_writes, at = had_states, had_writes, multi
@@ -1848,7 +1846,7 @@ cdef class ClientForwarder(InputInterceptor):
         if self.fields.can_be_forwarded:
             if self.forward_front(data, size):
                 return size
-            if self.forwarder.has_partial and size <= self.forwarder.partial_bytes_max:
+            if self.forwarder.has_partial and size <= PARTIAL_BYTES_MAX:
                 return 0
         queued = self.queue(data, size)
         exec_bytes = self.exec_bytes(data + queued, data + size)
@@ -1886,7 +1884,7 @@ cdef class ClientForwarder(InputInterceptor):
         while at < end:
             took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
-                forwarder.has_partial, forwarder.partial_bytes_max = took == 0, PARTIAL_BYTES_MAX
+                forwarder.has_partial = took == 0
                 break
             command, added = forwarder.queued_command(count), 0
             if command < 0:
@@ -2037,7 +2035,7 @@ cdef class ClientForwarder(InputInterceptor):
 
     def store_partial(self, bytes data):
         """Store data that is the start of a request; return whether it was stored."""
-        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > self.forwarder.partial_bytes_max:
+        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
             return False
         self.partial_request, self.has_partial = data, True
         return True
