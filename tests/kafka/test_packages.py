@@ -58,4 +58,7 @@ def test_page_runs_as_printed_where_pyspark_has_the_version_of_the_package(kafka
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
+        # The server has a session of its own, and outlives the driver.
+        stop = [sys.executable, "-m", "sparkis", "stop", "--log", str(tmp_path / "sparkis-log")]
+        subprocess.run(stop, timeout=WAIT_S_MAX, check=True)
         kafka.delete("orders")
