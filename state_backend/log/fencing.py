@@ -102,14 +102,19 @@ def _is_same_query(last: Claim, candidate: Claim) -> bool:
 
 
 def _check_not_alive(terms: Terms, last: Claim) -> None:
-    """Wait until a writer has missed enough heartbeats, by this process's clock; JobInUseError if one comes."""
-    if not last.heartbeat_interval_s:
+    """Wait until a writer has missed enough heartbeats, by this process's clock; JobInUseError if one comes.
+
+    A pause between two looks counts as one interval at most: a paused machine pauses the writer, too.
+    """
+    interval_s, waited_s = last.heartbeat_interval_s, 0.0
+    if not interval_s:
         return
-    ends_s = time.monotonic() + HEARTBEATS_MISSED_MAX * last.heartbeat_interval_s
     heartbeat = terms.heartbeat(last.term)
-    while heartbeat.get("is_running", True) and time.monotonic() < ends_s:
+    while heartbeat.get("is_running", True) and waited_s < HEARTBEATS_MISSED_MAX * interval_s:
+        looked_s = time.monotonic()
         time.sleep(POLL_INTERVAL_S)
         before, heartbeat = heartbeat, terms.heartbeat(last.term)
+        waited_s += min(time.monotonic() - looked_s, interval_s)
         if heartbeat != before and heartbeat.get("is_running", True):
             raise JobInUseError(
                 f"job {terms.job!r} in the log {terms.filesystem.root} is being written by query {last.query_id} "

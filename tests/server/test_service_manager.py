@@ -101,6 +101,7 @@ def test_server_reports_ready_reload_and_stop(
     assert systemd.wait_for("READY=1") == ready
     server.process.terminate()
     systemd.wait_for("STOPPING=1")
+    assert server.process.wait(WAIT_S_MAX) == 0
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, id="server"), pytest.param(2, id="worker")])
@@ -135,6 +136,8 @@ def test_other_programs_report_ready(log: Path, tmp_path: Path, systemd: Systemd
     systemd.wait_for("WATCHDOG=1")
     started.process.terminate()
     systemd.wait_for("STOPPING=1")
+    # A second signal, in the last moments of a process, would end it with another code.
+    assert started.process.wait(WAIT_S_MAX) == 0
 
 
 def test_a_start_that_goes_on_asks_for_more_time(log: Path, tmp_path: Path, systemd: Systemd, start: Start) -> None:

@@ -106,6 +106,19 @@ def test_another_query_does_not_take_a_living_writers_job(
     assert living.publish([put(b"2")]) == 1
 
 
+def test_a_pause_during_the_first_look_does_not_free_a_living_writers_job(tmp_path: Path, clock: Clock) -> None:
+    class Paused(Beating):
+        def read(self, path: str) -> bytes | None:
+            if path.startswith("job/heartbeats/") and not clock.now_s:
+                clock.now_s = 10.0
+            return super().read(path)
+
+    log = Paused(tmp_path)
+    log.writer = writer_of(log)
+    with pytest.raises(JobInUseError):
+        writer_of(log, "other")
+
+
 @pytest.mark.usefixtures("nobody_waits")
 def test_the_same_query_takes_over_at_once(tmp_path: Path) -> None:
     log = Beating(tmp_path)
