@@ -1,4 +1,7 @@
-"""Limits that several parts of a server share, or that bound its memory in the same way: each has one place, here."""
+"""Limits that several parts of a server share, or that bound its memory in the same way.
+
+`native/sockets.pyx` repeats `PARTIAL_BYTES_MAX`, as compiled code needs it when it is compiled.
+"""
 
 from __future__ import annotations
 

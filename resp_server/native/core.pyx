@@ -7,7 +7,7 @@ answer: an unknown command, a wrong number of arguments, a wrong type, a value s
 a command or key that the user may not use. The general path answers this request. So the core makes no error reply but one,
 and its replies are those of the general path, byte for byte.
 
-The core uses no socket and no session. It holds the GIL, and copies values into its output.
+The core uses no socket. It reads and changes the session's transaction and watched keys. It holds the GIL, and copies values into its output.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

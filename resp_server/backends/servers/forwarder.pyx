@@ -82,7 +82,7 @@ cdef enum:
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
     SLOTS = 16384
     # Of an incomplete request or transaction, which is parsed again when more input arrives: at most some 1,000 words (guess).
-    PARTIAL_BYTES_MAX = 131072
+    KEPT_BYTES_MAX = 131072
     LISTED_KEYS_MAX = 4096  # of states, that KEYS of one batch walk (guess: half a millisecond)
     DRAWN_MAX = 1024  # random keys from which the share of hidden ones is estimated (guess)
     RANGES_MAX = 2  # see `resp_server.command.keys`
@@ -1846,7 +1846,7 @@ cdef class ClientForwarder(InputInterceptor):
         if self.fields.can_be_forwarded:
             if self.forward_front(data, size):
                 return size
-            if self.forwarder.has_partial and size <= PARTIAL_BYTES_MAX:
+            if self.forwarder.has_partial and size <= KEPT_BYTES_MAX:
                 return 0
         queued = self.queue(data, size)
         exec_bytes = self.exec_bytes(data + queued, data + size)
@@ -2035,7 +2035,7 @@ cdef class ClientForwarder(InputInterceptor):
 
     def store_partial(self, bytes data):
         """Store data that is the start of a request; return whether it was stored."""
-        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > PARTIAL_BYTES_MAX:
+        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > KEPT_BYTES_MAX:
             return False
         self.partial_request, self.has_partial = data, True
         return True
