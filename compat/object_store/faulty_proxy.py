@@ -136,9 +136,11 @@ class _Connection(socketserver.StreamRequestHandler):
         """Forward a request; return the response. The server closes the connection ten milliseconds after its end."""
         with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as server:
             server.sendall(request)
-            response = bytearray()
-            while not _is_whole(response, method) and (chunk := server.recv(CHUNK_BYTES)):
+            response, length = bytearray(), None
+            while (length is None or len(response) < length) and (chunk := server.recv(CHUNK_BYTES)):
                 response += chunk
+                if length is None:  # a large response is not searched again for each chunk
+                    length = _length(response, method)
         return bytes(response)
 
     def _refuse(self, status: str) -> None:
@@ -151,11 +153,15 @@ class _Connection(socketserver.StreamRequestHandler):
         self.connection.close()
 
 
-def _is_whole(response: bytes | bytearray, method: str) -> bool:
-    """Return whether a response has its end; one without a length has it where the connection closes."""
-    head, separator, body = response.partition(b"\r\n\r\n")
-    length = re.search(rb"^content-length: *(\d+)\r?$", head, re.MULTILINE | re.IGNORECASE)
-    return bool(separator) and (method == "HEAD" or (length is not None and len(body) >= int(length[1])))
+def _length(response: bytearray, method: str) -> int | None:
+    """Return the length of a response, or None before its head has ended and if the end of the connection is its end."""
+    end = response.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    if method == "HEAD":
+        return end + 4
+    stated = re.search(rb"^content-length: *(\d+)\r?$", response[: end + 2], re.MULTILINE | re.IGNORECASE)
+    return end + 4 + int(stated[1]) if stated else None
 
 
 class _Listener(socketserver.ThreadingTCPServer):
