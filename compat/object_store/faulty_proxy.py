@@ -154,7 +154,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 def _length(response: bytearray, method: str) -> int | None:
-    """Return the length of a response, or None before its head has ended and if the end of the connection is its end."""
+    """Return the length of a response; None before the end of its head, and if it ends with the connection."""
     end = response.find(b"\r\n\r\n")
     if end < 0:
         return None
