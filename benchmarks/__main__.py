@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -57,6 +58,7 @@ examples:
   make bench ARGS="all --full"                also 10 million keys, batches of millions: an hour, 8 GiB, 10 GB of disk
   make bench ARGS="reads split --rounds 9"    two parts, more rounds
   make bench ARGS="commands --rounds 1 --scale 0.2"    every command, a quick trial: some minutes
+  make bench ARGS="commands --rows '^(MONITOR|RESET) \\(serve'"    two commands at one place: seconds; stores nothing
   make bench ARGS="reads --keys 10000 --rounds 1 --scale 0.05 --no-write"      a quick trial
 """
 
@@ -106,13 +108,27 @@ def _parse() -> tuple[Options, list[str]]:
     )
     parser.add_argument("--full", action="store_true", help="also measure cases that take long or need much memory")
     parser.add_argument("--no-write", action="store_true", help="do not change results.json, the page and the plots")
+    parser.add_argument(
+        "--rows",
+        type=_pattern,
+        metavar="REGEX",
+        help="measure the rows of commands that match, by command and place as they are printed; stores nothing",
+    )
     given = parser.parse_args()
     requested = list(dict.fromkeys(given.parts)) or ["all"]
     unknown = [part for part in requested if part not in (*PARTS, "all", "page")]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
     parts = [part for part in PARTS if part in requested or ("all" in requested and part not in EXTRA)]
-    return Options(given.rounds, given.keys, given.scale, given.full, not given.no_write), parts
+    is_written = not (given.no_write or given.rows)
+    return Options(given.rounds, given.keys, given.scale, given.full, is_written, given.rows), parts
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text} is no regular expression: {error}") from None
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:

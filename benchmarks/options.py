@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 class Options:
     """The options that all parts share.
 
-    is_full: also measures that take many minutes or much memory. is_written: results are stored.
+    is_full: also measures that take many minutes or much memory. is_written: results are stored. rows: which rows of
+    `commands` are measured; None: all.
     """
 
     rounds: int = 5
@@ -19,6 +21,7 @@ class Options:
     scale: float = 1.0
     is_full: bool = False
     is_written: bool = True
+    rows: re.Pattern[str] | None = None
 
     def report(self, text: str) -> None:
         """Show the progress, on a terminal only."""

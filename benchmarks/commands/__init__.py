@@ -9,6 +9,7 @@ docs/commands-speed.md shows all of them.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 
 from benchmarks.commands.data import dataset
 from benchmarks.commands.measure import OURS, Place, Session, measured
-from benchmarks.commands.places import PLAIN, RESP3, Commands, Measurable, Scene, Setting
+from benchmarks.commands.places import PLAIN, RESP3, SETTINGS, Commands, Measurable, Scene, Setting
 from benchmarks.commands.requests import Exchange, exchanges, shapes
 from benchmarks.commands.rows import LOADS, Run, SpeedRow, store
 from benchmarks.options import Options
@@ -30,8 +31,20 @@ ROWS_MAX = 1_000
 CONTROL = "GET"
 
 
-def planned(setting: Setting, *, is_full: bool) -> Iterator[tuple[Session, Exchange]]:
-    """Yield what is measured at a place: commands first, then shapes, those of a session that tracks last."""
+def planned(
+    setting: Setting, *, is_full: bool, rows: re.Pattern[str] | None = None
+) -> Iterator[tuple[Session, Exchange]]:
+    """Yield what is measured at a place: commands first, then shapes, those of a session that tracks last.
+
+    rows: Yield only those whose title matches. A session that tracks is compared with RESP3 if that is there, too.
+    """
+    for session, exchange in _all(setting, is_full=is_full):
+        row = SpeedRow(exchange.name, exchange.group, setting.place, session.name, exchange.size)
+        if rows is None or rows.search(row.title):
+            yield session, exchange
+
+
+def _all(setting: Setting, *, is_full: bool) -> Iterator[tuple[Session, Exchange]]:
     for exchange in exchanges(setting.prefix):
         if _is_measured(exchange, setting.commands):
             yield PLAIN, exchange
@@ -63,7 +76,8 @@ def run(options: Options) -> Iterator[Row]:
     spread: Mapping[str, tuple[float, float]] = {}
     with temporary_folder() as folder, ExitStack() as stack:
         scene = Scene(folder, stack)
-        for setting, place in scene.places():
+        wanted = [each for each in SETTINGS if any(planned(each, is_full=options.is_full, rows=options.rows))]
+        for setting, place in scene.places(wanted):
             judge = _judge(place)
             if not rows:
                 spread = _spread(setting, place, judge, options)
@@ -82,7 +96,7 @@ def run(options: Options) -> Iterator[Row]:
             rows=rows,
         )
         store(found)
-    if failed := [f"{row.name} ({row.place_and_session}): {row.error}" for row in rows if row.error]:
+    if failed := [f"{row.title}: {row.error}" for row in rows if row.error]:
         raise BenchmarkError("\n".join([f"{len(failed)} rows have no number:", *failed]))
     yield from ()
 
@@ -95,7 +109,7 @@ def _judge(place: Place) -> Judge:
 def _rows(at: Measurable, judge: Judge, options: Options) -> Iterator[SpeedRow]:
     setting, place = at
     without_tracking: dict[tuple[str, int], dict[str, float]] = {}
-    for session, exchange in planned(setting, is_full=options.is_full):
+    for session, exchange in planned(setting, is_full=options.is_full, rows=options.rows):
         options.report(f"{exchange.name}, {place.name}")
         plain_us = without_tracking.get((exchange.name, exchange.size)) if session.is_tracking else None
         row = measured(exchange, place, session, judge, options, plain_us)
@@ -117,12 +131,12 @@ def _spread(setting: Setting, place: Place, judge: Judge, options: Options) -> M
 
 def line(row: SpeedRow) -> str:
     """Return a row as a line of text."""
-    name = f"{row.name} {row.size}" if row.group == row.name else row.name
+    start = f"{row.title:72}"
     if row.error:
-        return f"{name:28}{row.place_and_session:44}{row.error}"
+        return f"{start}{row.error}"
     times = "".join(
         f"{each.ours_us:>9.4g} {each.redis_us:>8.4g} {each.ratio:>7.2f} {f'{each.low:.2f}-{each.high:.2f}':15}"
         for each in row.timings
     )
     mark = "" if row.is_within_budget else "missed"
-    return f"{name:28}{row.place_and_session:44}{times}{row.budget:32} {mark}"
+    return f"{start}{times}{row.budget:32} {mark}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum, auto
 from pathlib import Path
@@ -100,20 +100,21 @@ class Scene:
         self._authority = Authority(folder / "tls")
         self._redis = self._start_redis("states", stack, self.states)
 
-    def places(self) -> Iterator[Measurable]:
-        """Start each place, and yield it; its servers end when the next one is asked for."""
-        starts: Sequence[Callable[[ExitStack], Iterator[Measurable]]] = (
-            self._server,
-            self._node,
-            self._workers,
-            self._pure,
-            self._upstream,
-            self._proxy,
-            self._cluster,
-        )
-        for start in starts:
-            with ExitStack() as stack:
-                yield from start(stack)
+    def places(self, wanted: Sequence[Setting]) -> Iterator[Measurable]:
+        """Start each wanted place, and yield it; its servers end when the next one is asked for."""
+        starts: Mapping[Callable[[ExitStack], Iterator[Measurable]], Sequence[Setting]] = {
+            self._server: [SERVER],
+            self._node: [NODE],
+            self._workers: [WORKERS],
+            self._pure: [PURE],
+            self._upstream: [OF_STATES, OF_UPSTREAM],
+            self._proxy: [PROXY],
+            self._cluster: [CLUSTER],
+        }
+        for start, settings in starts.items():
+            if any(each in wanted for each in settings):
+                with ExitStack() as stack:
+                    yield from start(stack)
 
     def _server(self, stack: ExitStack) -> Iterator[Measurable]:
         yield SERVER, self._place(SERVER, self._serve("serve", stack), is_direct=True)

@@ -82,6 +82,12 @@ class SpeedRow:
         return self.excess <= 1
 
     @property
+    def title(self) -> str:
+        """Return the name, a shape's with its size, and where it is measured: `--rows` chooses by it."""
+        name = f"{self.name} {self.size}" if self.group == self.name else self.name
+        return f"{name} ({self.place_and_session})"
+
+    @property
     def place_and_session(self) -> str:
         """Return its place, with what its connections do before."""
         return f"{self.place}, {self.session}" if self.session else self.place

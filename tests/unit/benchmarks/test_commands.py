@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -56,6 +57,17 @@ def test_full_adds_sessions_and_removes_nothing() -> None:
     for setting in SETTINGS:
         few, all_rows = ({str(row) for row in planned(setting, is_full=is_full)} for is_full in (False, True))
         assert few <= all_rows
+
+
+def test_chosen_rows_are_those_whose_title_matches() -> None:
+    chosen = re.compile(r"^(GET|RESET|point 20) \((serve|with an upstream, its key)\)")
+    found = [
+        (setting.place, exchange.name)
+        for setting in SETTINGS
+        for _, exchange in planned(setting, is_full=False, rows=chosen)
+    ]
+    of_both = [(setting.place, name) for setting in (SERVER, OF_UPSTREAM) for name in ("GET", "point")]
+    assert sorted(found) == sorted([*of_both, (SERVER.place, "RESET")])
 
 
 def test_requests_about_keys_have_keys_of_the_data_set() -> None:
