@@ -92,10 +92,6 @@ def test_a_state_name_with_bad_characters_is_refused(rows: Batches, log: Path, n
         sparkis.queryable(rows.df, name, log=log, **GOOD)
 
 
-def test_a_column_name_with_a_dot_is_a_column(rows: Batches, log: Path):
-    sparkis.queryable(rows.df, "s", key="dotted.name", value="v", log=log)
-
-
 def test_a_type_without_a_text_is_refused_as_key_and_value(rows: Batches, log: Path):
     df = rows.df.selectExpr("k", "v", "NULL AS odd")
     with pytest.raises(DescriptorError, match="the key column 'odd' has the type void"):

@@ -55,24 +55,30 @@ def test_stored_blocks_and_several_streams_are_read() -> None:
     assert read(lz4(CONTENT, stored=True) + lz4(b"more")) == CONTENT + b"more"
 
 
+TEXT = b"sparkis " * 20
+# What is read of a file that ends after so many bytes. Only LZ4's last block is known as the last one.
+READ_OF_TRUNCATED = {"lz4": {}, "snappy": dict.fromkeys(range(8, 17), b""), "zstd": {len(zstd(TEXT)) // 2: TEXT[:80]}}
+
+
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("size", [9, 17, 24, 100, -1])
-def test_a_truncated_file_is_an_error_or_shorter(codec: str, size: int) -> None:
-    try:
-        assert len(read(CODECS[codec](CONTENT)[:size])) < len(CONTENT)
-    except CheckpointFormatError as error:
-        assert "5.delta cannot be read" in str(error)
+def test_file_truncated_within_a_block_is_an_error(codec: str) -> None:
+    written, found = CODECS[codec](TEXT), {}
+    for size in range(len(written)):
+        try:
+            found[size] = read(written[:size])
+        except CheckpointFormatError as error:
+            assert str(error).startswith("5.delta cannot be read: ")
+    assert found == READ_OF_TRUNCATED[codec]
 
 
 def test_every_flipped_bit_of_an_lz4_file_is_noticed() -> None:
-    content = b"sparkis " * 20
-    written = lz4(content)
+    written = lz4(TEXT)
     for bit in range(8 * len(written)):
         flipped = bytearray(written)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             # The level in the token, and the checksum of the last block, which is empty, mean nothing.
-            assert read(bytes(flipped)) == content, bit
+            assert read(bytes(flipped)) == TEXT, bit
         except (CheckpointFormatError, UnsupportedStateError):
             pass
 

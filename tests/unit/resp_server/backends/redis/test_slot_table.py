@@ -41,9 +41,17 @@ def test_node_without_a_host_is_the_contacted_one() -> None:
     assert table([0, 1, [None, 1, b"id"]]).masters == [A]
 
 
-@pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"*1\r\n:1\r\n", encode([[0, 16384, [b"h", 1, b"i"]]], 2)])
-def test_another_reply_is_refused(reply: bytes) -> None:
-    with pytest.raises((ValueError, TypeError, LookupError, AttributeError)):
+@pytest.mark.parametrize(
+    ("reply", "error", "text"),
+    [
+        (b"-ERR no\r\n", ValueError, "^ERR no$"),
+        (b"*1\r\n:1\r\n", TypeError, "unpack"),
+        (encode([[0, 16384, [b"h", 1, b"i"]]], 2), ValueError, "slots 0 to 16384"),
+        (encode([[9, 8, [b"h", 1, b"i"]]], 2), ValueError, "slots 9 to 8"),
+    ],
+)
+def test_other_replies_are_refused(reply: bytes, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         SlotTable.parse(reply, A)
 
 
