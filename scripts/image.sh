@@ -52,3 +52,5 @@ mounted=$(podman image mount sparkis:test)
 cp -a "$mounted" "$folder/root"
 podman image unmount sparkis:test >/dev/null
 podman image inspect sparkis:test >"$folder/image.json"
+megabytes() { du --apparent-size --block-size=1000000 --summarize "$folder/root$1" | cut -f 1; }
+echo "setup: the image has $(megabytes /) MB; $(megabytes /opt/sparkis) MB are sparkis and its packages"

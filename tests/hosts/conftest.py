@@ -61,4 +61,4 @@ def scene(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         yield made
         made.stop()
         if is_whole and [*made.rows] == [fault.name for fault in request.module.FAULTS]:
-            made.write_page("hosts with an object store" if has_store else "hosts")
+            made.write_page()

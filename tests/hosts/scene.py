@@ -127,13 +127,15 @@ class Scene:
         self.readers.stop()
         self.upstream.stop()
 
-    def write_page(self, section: str) -> None:
-        """Write the table into a section of docs/reliability.md."""
+    def write_page(self) -> None:
+        """Write the table into its section of docs/reliability.md."""
+        has_spark, has_store = self.world.has_spark, self.world.has_store
+        section = "hosts with a Spark job" if has_spark else "hosts with an object store" if has_store else "hosts"
         when = time.strftime("%Y-%m-%d", time.gmtime())
         rows = "".join(row.text(name) for name, row in self.rows.items())
         rounds = {row.rounds for row in self.rows.values()}
         of_rounds = "" if rounds == {1} else f"{rounds.pop()} rounds. "
-        writer = "a Spark job" if self.world.has_spark else "a writer without Spark"
+        writer = "a Spark job" if has_spark else "a writer without Spark"
         upstream = f"{self.upstream.reads:,}, of which {len(self.upstream.wrongs)} wrong"
         summary = (
             f"\n{of_rounds}{self.world.servers} state servers, {writer}. Reads of a key of the upstream: {upstream}. "

@@ -58,7 +58,7 @@ class World:
         has_store: bool = False,
     ) -> None:
         self.folder, self.network = folder, network
-        self.servers, self._replicas, self.has_spark, self._has_store = servers, replicas, has_spark, has_store
+        self.servers, self._replicas, self.has_spark, self.has_store = servers, replicas, has_spark, has_store
         self.shared, self.log = folder / "shared", folder / "log"
         for each in (self.shared, self.log):
             each.mkdir()
@@ -79,7 +79,7 @@ class World:
         """Return a host; a new one mounts the log's folder."""
         is_new = name not in self.network.hosts
         host = self.network.host(name)
-        if is_new and not self._has_store:
+        if is_new and not self.has_store:
             host.mount(self.log, shared=self.shared)
         return host
 
