@@ -1,13 +1,18 @@
 #!/bin/sh
 # Build what `make test-kubernetes` starts, from Go modules into build/kubernetes: etcd, and the API server, controller manager and
-# kubectl of Kubernetes. A quarter of an hour of processor time and 3 GB, once. Without Go 1.21 or later (which fetches the version
-# that is needed) the tests are skipped.
+# kubectl of Kubernetes. A quarter of an hour of processor time and 3 GB, once. Go 1.21 or later fetches the version that is needed; without
+# it the tests are skipped.
 set -eu
 version=1.37.2
 etcd=3.7.0
 
-command -v go >/dev/null || exit 0
 [ -e "build/kubernetes/.ready-$version" ] && exit 0
+sh scripts/program.sh go go golang-go || exit 0
+minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+if [ "${minor:-0}" -lt 21 ]; then
+    echo "setup: $(go version) is too old to build Kubernetes; install Go 1.21 or later" >&2
+    exit 0
+fi
 echo "setup: building the API server of Kubernetes $version (a quarter of an hour)"
 mkdir -p build/kubernetes
 cd build/kubernetes

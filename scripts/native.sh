@@ -14,12 +14,8 @@ fi
 
 has_header='import os, sysconfig; raise SystemExit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
 if ! "$python" -c "$has_header"; then
-    if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
-    if command -v apt-get >/dev/null && $as_root true 2>/dev/null; then
-        version=$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')
-        echo "setup: installing $version with apt-get"
-        DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends "$version" </dev/null >/dev/null 2>&1 || true
-    fi
+    version=$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')
+    sh scripts/apt.sh "$version" 2>/dev/null || true
 fi
 if ! "$python" -c "$has_header"; then
     echo "setup: no Python.h (Debian and Ubuntu: apt-get install python3-dev): sparkis runs without its compiled core" >&2

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Install a program with apt-get, as root or with sudo, if it is missing: redis-server, which many tests start and compare sparkis with,
-# nutcracker (twemproxy), the peer of the benchmarks of the proxy, prometheus, for a slow test (300 MB), or chromedriver with its
-# Chromium, for the tests of the page. The system's service is neither started nor enabled.
+# Install a program with apt-get if it is missing: redis-server, which many tests start and compare sparkis with, nutcracker (twemproxy),
+# the peer of the benchmarks of the proxy, prometheus, for a slow test (300 MB), or chromedriver with its Chromium, for the tests of the
+# page.
 set -eu
 
 program=$1
@@ -9,28 +9,7 @@ brew=$2
 package=${3:-$program}  # of Debian
 
 if command -v "$program" >/dev/null; then exit 0; fi
-
-give_up() {
+if ! sh scripts/apt.sh "$package"; then
     echo "setup: $program is missing; install it (Debian and Ubuntu: apt-get install $package, macOS: brew install $brew)" >&2
     exit 1
-}
-
-if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
-if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then give_up; fi
-
-echo "setup: installing $package with apt-get"
-# One at a time: others may be at work beside this one, and apt-get does not wait for them.
-$as_root flock /run/lock/sparkis-program sh -eu -s "$package" <<'EOF' || give_up
-package=$1
-export DEBIAN_FRONTEND=noninteractive
-# With this file Debian does not start the services that it installs.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e $policy ]; then
-    trap 'rm -f $policy' EXIT
-    printf '#!/bin/sh\nexit 101\n' >$policy
-    chmod +x $policy
 fi
-install() { apt-get install -y --no-install-recommends "$package" </dev/null >/dev/null; }
-install 2>/dev/null || { apt-get update >/dev/null && install; }
-if command -v systemctl >/dev/null; then systemctl --quiet disable "$package" 2>/dev/null || true; fi
-EOF
