@@ -11,8 +11,8 @@ from typing import Any
 
 from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import command, worker_query
+from resp_server.commands.job_facts import info_row_of, info_text
 from resp_server.commands.server import last_save_s
-from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.native import CORE
@@ -22,7 +22,6 @@ from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.settings.server import REDIS_VERSION
 from state_backend import VERSION
-from state_backend.model.clock import iso_text
 from state_backend.store.store import AppliedEpoch, Snapshot
 
 Section = Mapping[str, object]
@@ -514,18 +513,7 @@ def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
         "sparkis_store_free_bytes": sum(free for _, free in sizes.values()),
     }
     for visible in visible_jobs:
-        job, applied = visible.job, visible.applied
-        lag, age = lag_ms(job, applied), age_ms(applied, context.now_ms)
-        rows[f"job_{job.name}"] = (
-            f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
-            f"lag_ms={'unknown' if lag is None else lag},"
-            f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if age is None else age},"
-            f"stale={int(job.is_stale)},incomplete={int(job.is_incomplete)},"
-            f"held_back_epoch={'none' if job.held_back_epoch is None else job.held_back_epoch},"
-            f"keys={'unknown' if visible.keys is None else visible.keys},"
-            f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
-            f"{'' if job.as_of_ms is None else f',as_of={iso_text(job.as_of_ms)}'}"
-        )
+        rows[f"job_{visible.job.name}"] = info_text(info_row_of(visible, context.now_ms))
     return rows
 
 

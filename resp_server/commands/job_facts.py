@@ -1,70 +1,200 @@
-"""The facts of a server's jobs, for metrics and health. No command: `exporter` asks one of the server's processes."""
+"""The facts of a job, one row for each: how a server finds it, and what a proxy makes of several servers' facts.
+
+STATE JOBS, STATE LAG, INFO, metrics and health are made of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from resp_server.command.handler import worker_query
-from resp_server.commands.state import age_ms, lag_ms
-from resp_server.pipeline.context import ServerContext
-from state_backend.model.slots import SLOTS
-from state_backend.store.keyspace import Job
-from state_backend.store.store import Snapshot
-
-# The state of a query's progress, which is one hash, `job:_progress` (see `spark_hooks.publish.progress`).
-PROGRESS = "_progress"
-
-
-@worker_query("job facts")
-def job_facts(server: ServerContext, nothing: None) -> Mapping[str, Any]:
-    """Return the facts of all jobs as JSON, as of the newest epochs."""
-    server.renew_all()
-    jobs = [_facts(job, snapshot, server.view.now_ms) for job, snapshot in server.view.snapshots()]
-    return {
-        "jobs": sorted(jobs, key=lambda facts: str(facts["name"])),
-        "unreadable": len(server.keyspace.unreadable),
-        "is_loading": server.is_loading,
-        "slots": SLOTS if server.cluster is None else len(server.cluster.slots),
-        "topology_version": -1 if server.cluster is None else server.cluster.topology.version,
-    }
+from resp_server.acl.visibility import VisibleJob
+from resp_server.commands.fact_merges import (
+    Row,
+    behind_in_epochs,
+    bytes_of_states,
+    error_texts,
+    keys_of_states,
+    largest,
+    largest_known,
+    largest_unless_unknown,
+    least,
+    of_furthest_from_source,
+    of_held_back,
+    of_newest,
+    of_oldest,
+    sum_without_overlap,
+    total,
+    union_of_slots,
+)
+from resp_server.protocol.replies import Reply
+from state_backend.model.clock import iso_text
 
 
-def _facts(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
-    applied = snapshot.applied
-    epochs_per_minute, changes_per_minute = job.per_minute(now_ms)
-    used_bytes, free_bytes = job.store.used_bytes()
-    return {
-        "name": job.name,
-        "epoch": applied.epoch,
-        "committed_epoch": job.committed_epoch,
-        "lag_epochs": job.lag_epochs(applied),
-        "lag_ms": lag_ms(job, applied),
-        "age_ms": age_ms(applied, now_ms),
-        "stale": job.is_stale,
-        "incomplete": job.is_incomplete,
-        "skipped_rows": job.skipped_rows,
-        "source_lag_age_ms": None if job.source_lag is None else max(0, now_ms - job.source_lag["at_ms"]),
-        "source_lags": {} if job.source_lag is None else job.source_lag["partitions"],
-        "record_delays": job.record_delays,
-        "held_back": job.held_back_epoch is not None,
-        "failing": bool(job.error),
-        "epochs_per_minute": epochs_per_minute,
-        "changes_per_minute": changes_per_minute,
-        "applied_epochs": job.applied_epochs,
-        "apply_ns": job.apply_ns,
-        "expired_keys": applied.expired_keys,
-        "store_bytes": used_bytes,
-        "store_free_bytes": free_bytes,
-        "states": {state.name: applied.keys.get(state.name, 0) for state in job.states},
-        "state_bytes": job.state_bytes,
-        "progress": _progress(job, snapshot),
-    }
+@dataclass(frozen=True)
+class Fact:
+    """A fact of a job.
+
+    Args:
+        name: Its field in STATE JOBS.
+        of: Returns it at a clock reading.
+        merged: Returns it for several servers, from their rows that have it.
+        is_in_lag: STATE LAG has it, too.
+    """
+
+    name: str
+    of: Callable[[VisibleJob, int], Any]
+    merged: Callable[[Sequence[Row], str], Any]
+    is_in_lag: bool = False
 
 
-def _progress(job: Job, snapshot: Snapshot) -> dict[str, str]:
-    """Return the hash of the query's progress; empty without one."""
-    key = f"{job.name}:{PROGRESS}".encode()
-    if not any(state.name == PROGRESS for state in job.states) or snapshot.key_info(key) is None:
-        return {}
-    return {name.decode(): value.decode("utf-8", "replace") for name, value in snapshot.map_pairs(key)}
+def _lag(
+    name: str, of: Callable[[VisibleJob, int], Any], merged: Callable[[Sequence[Row], str], Any] = largest
+) -> Fact:
+    return Fact(name, of, merged, is_in_lag=True)
+
+
+def _committed_at(seen: VisibleJob, now_ms: int) -> str | None:
+    """Return when the epoch that clients read was committed, by its writer's clock; None before the first epoch."""
+    return _time(seen.applied.clock_ms) if seen.applied.epoch >= 0 else None
+
+
+def _age_ms(seen: VisibleJob, now_ms: int) -> int | None:
+    """Return the age of the epoch that clients read, by this server's clock; None before the first epoch."""
+    return max(0, now_ms - seen.applied.clock_ms) if seen.applied.epoch >= 0 else None
+
+
+def _lag_ms(seen: VisibleJob, now_ms: int) -> int | None:
+    """Return how much older the epoch that clients read is than the committed one; None before the first epoch."""
+    job, applied = seen.job, seen.applied
+    if job.committed_epoch <= applied.epoch:
+        return 0
+    return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
+
+
+def _source_lag(name: str, of: Callable[[Mapping[str, Any], int], Any], *, unknown: Any = None) -> Fact:
+    """Return a fact about how far a job is behind its sources (see `log.source_lag`)."""
+
+    def found(seen: VisibleJob, now_ms: int) -> Any:
+        return unknown if seen.job.source_lag is None else of(seen.job.source_lag, now_ms)
+
+    return _lag(name, found, of_furthest_from_source)
+
+
+def _record_delay(name: str, percentile: str) -> Fact:
+    def found(seen: VisibleJob, now_ms: int) -> Any:
+        return None if seen.job.record_delays is None else seen.job.record_delays[percentile]
+
+    return _lag(name, found, largest_known)
+
+
+def _time(clock_ms: int | None) -> str | None:
+    return None if clock_ms is None else iso_text(clock_ms)
+
+
+# In the order of STATE JOBS.
+FACTS = (
+    Fact("name", lambda seen, now_ms: seen.job.name, of_newest),
+    Fact("generation", lambda seen, now_ms: seen.job.generation, of_newest),
+    Fact("states", lambda seen, now_ms: len(seen.states), of_newest),
+    Fact("keys", lambda seen, now_ms: seen.keys, sum_without_overlap),
+    _lag("applied", lambda seen, now_ms: seen.applied.epoch, least),
+    _lag("committed", lambda seen, now_ms: seen.job.committed_epoch),
+    _lag("lag_epochs", lambda seen, now_ms: seen.job.lag_epochs(seen.applied), behind_in_epochs),
+    _lag("lag_ms", _lag_ms, largest_unless_unknown),
+    _lag("committed_at", _committed_at, of_oldest),
+    _lag("age_ms", _age_ms, of_oldest),
+    _lag("epochs_per_minute", lambda seen, now_ms: seen.job.per_minute(now_ms)[0]),
+    _lag("changes_per_minute", lambda seen, now_ms: seen.job.per_minute(now_ms)[1]),
+    _lag("stale", lambda seen, now_ms: int(seen.job.is_stale)),
+    _lag("incomplete", lambda seen, now_ms: int(seen.job.is_incomplete)),
+    _lag("skipped_rows", lambda seen, now_ms: seen.job.skipped_rows),
+    _source_lag("source_lag_records", lambda lag, now_ms: lag["records"]),
+    _source_lag("source_lag_at", lambda lag, now_ms: _time(lag["at_ms"])),
+    _source_lag("source_lag_age_ms", lambda lag, now_ms: max(0, now_ms - lag["at_ms"])),
+    _source_lag("source_partitions", lambda lag, now_ms: [*lag["partitions"]], unknown=[]),
+    _source_lag("source_partition_lags", lambda lag, now_ms: [*lag["partitions"].values()], unknown=[]),
+    _record_delay("record_delay_p50_ms", "p50_ms"),
+    _record_delay("record_delay_p99_ms", "p99_ms"),
+    _lag("held_back_epoch", lambda seen, now_ms: seen.job.held_back_epoch, of_held_back),
+    _lag("held_back_since", lambda seen, now_ms: _time(seen.job.held_back_since_ms), of_held_back),
+    _lag("as_of", lambda seen, now_ms: _time(seen.job.as_of_ms), of_newest),
+    _lag("error", lambda seen, now_ms: seen.error, error_texts),
+    Fact("slots", lambda seen, now_ms: str(seen.snapshot.owned_slots), union_of_slots),
+    Fact("store_bytes", lambda seen, now_ms: seen.job.store.used_bytes()[0] if seen.is_fully_visible else 0, total),
+    Fact("state_names", lambda seen, now_ms: [state.name for state in seen.states], of_newest),
+    Fact(
+        "key_formats", lambda seen, now_ms: [state.format_for(seen.job.name).text for state in seen.states], of_newest
+    ),
+    Fact("state_keys", lambda seen, now_ms: [seen.keys_of(state.name) for state in seen.states], keys_of_states),
+    Fact("state_bytes", lambda seen, now_ms: [seen.bytes_of(state.name) for state in seen.states], bytes_of_states),
+)
+
+# The fields of a job's line in INFO, and their facts.
+INFO_FIELDS = {
+    "epoch": "applied",
+    "committed_epoch": "committed",
+    "lag_epochs": "lag_epochs",
+    "lag_ms": "lag_ms",
+    "committed_at": "committed_at",
+    "age_ms": "age_ms",
+    "stale": "stale",
+    "incomplete": "incomplete",
+    "held_back_epoch": "held_back_epoch",
+    "keys": "keys",
+    "store_bytes": "store_bytes",
+    "as_of": "as_of",
+}
+INFO_NAMES = frozenset(INFO_FIELDS.values())
+# What INFO says of a fact that a job does not have; `unknown`, if it is not here.
+INFO_NONE = {"held_back_epoch": "none"}
+
+
+def row_of(seen: VisibleJob, now_ms: int) -> Row:
+    """Return the row of STATE JOBS."""
+    return {fact.name: fact.of(seen, now_ms) for fact in FACTS}
+
+
+def lag_row_of(seen: VisibleJob, now_ms: int) -> Row:
+    """Return the row of STATE LAG."""
+    return {"job": seen.job.name} | {fact.name: fact.of(seen, now_ms) for fact in FACTS if fact.is_in_lag}
+
+
+def info_row_of(seen: VisibleJob, now_ms: int) -> Row:
+    """Return the facts of a job's line in INFO."""
+    return {fact.name: fact.of(seen, now_ms) for fact in FACTS if fact.name in INFO_NAMES}
+
+
+def merged_row(rows: Sequence[Row], others: Row) -> Row:
+    """Merge several servers' rows of a job.
+
+    Args:
+        others: The row with what is no fact of this version. A fact that no server knows is left out.
+    """
+    merged = dict(others)
+    for fact in FACTS:
+        if having := [row for row in rows if fact.name in row]:
+            merged[fact.name] = fact.merged(having, fact.name)
+    return merged
+
+
+def info_text(row: Row) -> str:
+    """Return a job's line in INFO, without its name."""
+    found = {field: row.get(name) for field, name in INFO_FIELDS.items()}
+    if found["as_of"] is None:
+        del found["as_of"]
+    return ",".join(
+        f"{field}={INFO_NONE.get(field, 'unknown') if value is None else value}" for field, value in found.items()
+    )
+
+
+def reply_of(rows: Iterable[Row]) -> Reply:
+    """Return rows as a reply: texts as bytes."""
+    return [{name.encode(): _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return [_plain(each) for each in value] if isinstance(value, list) else value

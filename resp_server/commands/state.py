@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resp_server.acl.rules import RuleError, User
-from resp_server.acl.visibility import VisibleJob
 from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.policy import OF_SERVERS
 from resp_server.command.spec import (
@@ -23,6 +22,7 @@ from resp_server.command.spec import (
     argument,
     own_facts,
 )
+from resp_server.commands.job_facts import lag_row_of, reply_of, row_of
 from resp_server.commands.string import values_reply
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.histories import HistoryRequest
@@ -30,11 +30,9 @@ from resp_server.protocol.errors import GenericError, NoPermError, client_text, 
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.account import Account
 from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
-from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job
-from state_backend.store.store import AppliedEpoch
 
 O_JOBS = "O(N) where N is the number of jobs"
 
@@ -49,79 +47,7 @@ def state_jobs(context: CommandContext) -> Reply:
     """Lists the jobs that this server serves, and their status."""
     visibility = context.visibility
     visibility.view.check_complete()
-    return [_job_row(visible, context.now_ms) for visible in visibility.jobs()]
-
-
-def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
-    job = visible.job
-    return {
-        b"name": job.name.encode(),
-        b"generation": job.generation.encode(),
-        b"states": len(visible.states),
-        b"keys": visible.keys,
-        **_freshness(visible, now_ms),
-        b"slots": str(visible.snapshot.owned_slots).encode(),
-        b"store_bytes": job.store.used_bytes()[0] if visible.is_fully_visible else 0,
-        b"state_names": [state.name.encode() for state in visible.states],
-        b"key_formats": [state.format_for(job.name).text.encode() for state in visible.states],
-        b"state_keys": [visible.keys_of(state.name) for state in visible.states],
-        b"state_bytes": [visible.bytes_of(state.name) for state in visible.states],
-    }
-
-
-def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
-    """Return how fresh a job's visible state is, and its error."""
-    job, applied = visible.job, visible.applied
-    epochs_per_minute, changes_per_minute = job.per_minute(now_ms)
-    return {
-        b"applied": applied.epoch,
-        b"committed": job.committed_epoch,
-        b"lag_epochs": job.lag_epochs(applied),
-        b"lag_ms": lag_ms(job, applied),
-        b"committed_at": _text(committed_at(applied)),
-        b"age_ms": age_ms(applied, now_ms),
-        b"epochs_per_minute": epochs_per_minute,
-        b"changes_per_minute": changes_per_minute,
-        b"stale": int(job.is_stale),
-        b"incomplete": int(job.is_incomplete),
-        b"skipped_rows": job.skipped_rows,
-        **_source_lag(job, now_ms),
-        b"record_delay_p50_ms": None if job.record_delays is None else job.record_delays["p50_ms"],
-        b"record_delay_p99_ms": None if job.record_delays is None else job.record_delays["p99_ms"],
-        b"held_back_epoch": job.held_back_epoch,
-        b"held_back_since": None if job.held_back_since_ms is None else iso_text(job.held_back_since_ms).encode(),
-        b"as_of": None if job.as_of_ms is None else iso_text(job.as_of_ms).encode(),
-        b"error": visible.error.encode(),
-    }
-
-
-def _source_lag(job: Job, now_ms: int) -> dict[bytes, Reply]:
-    """Return how far a job's visible state is behind the query's sources; nil if it is unknown."""
-    lag = job.source_lag
-    return {
-        b"source_lag_records": None if lag is None else lag["records"],
-        b"source_lag_at": None if lag is None else iso_text(lag["at_ms"]).encode(),
-        b"source_lag_age_ms": None if lag is None else max(0, now_ms - lag["at_ms"]),
-        b"source_partitions": [] if lag is None else [name.encode() for name in lag["partitions"]],
-        b"source_partition_lags": [] if lag is None else list(lag["partitions"].values()),
-    }
-
-
-def committed_at(applied: AppliedEpoch) -> str | None:
-    """Return when the visible epoch was committed, by its writer's clock; None if there is no visible epoch yet."""
-    return iso_text(applied.clock_ms) if applied.epoch >= 0 else None
-
-
-def age_ms(applied: AppliedEpoch, now_ms: int) -> int | None:
-    """Return the age of the visible epoch by this server's clock; None if there is no visible epoch yet."""
-    return max(0, now_ms - applied.clock_ms) if applied.epoch >= 0 else None
-
-
-def lag_ms(job: Job, applied: AppliedEpoch) -> int | None:
-    """Return by how much the visible epoch is older than the committed one; None if there is no visible epoch yet."""
-    if job.committed_epoch <= applied.epoch:
-        return 0
-    return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
+    return reply_of(row_of(visible, context.now_ms) for visible in visibility.jobs())
 
 
 @command("state|list", own=_facts(argument("job"), complexity="O(N) where N is the number of states of the job"))
@@ -263,10 +189,7 @@ def _history_count(options: Sequence[bytes]) -> int:
 @command("state|lag", own=_facts())
 def state_lag(context: CommandContext) -> Reply:
     """Reports how far each job's readable state is behind its committed epoch, and its age."""
-    return [
-        {b"job": visible.job.name.encode(), **_freshness(visible, context.now_ms)}
-        for visible in context.visibility.jobs()
-    ]
+    return reply_of(lag_row_of(visible, context.now_ms) for visible in context.visibility.jobs())
 
 
 @command("state|follow", own=_facts({"name": "keys", "type": "pure-token", "token": "KEYS", "flags": ["optional"]}))

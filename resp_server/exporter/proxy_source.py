@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from resp_server.backends.servers.job_merge import Row, merged_jobs, rows_in
+from resp_server.backends.servers.job_merge import merged_jobs, rows_in
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import JOBS, StateClusters
+from resp_server.commands.fact_merges import Row
 from resp_server.commands.info import process_stats
-from resp_server.exporter.samples import add_clients, add_listed_jobs, add_process, add_state_cluster, add_upstream
+from resp_server.exporter.samples import add_clients, add_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness, Source
 from resp_server.forwarding.answers import arrived
@@ -43,7 +44,7 @@ class ProxySource(Source):
         total = ProcessStats.from_json(process_stats.respond(context, None))
         add_process(scrape, total, context.process.started_ms)
         add_clients(scrape, total, context.config.maxclients)
-        add_listed_jobs(scrape, await self._listed_jobs())
+        add_jobs(scrape, await self._listed_jobs())
         for cluster in self._clusters:
             add_state_cluster(scrape, cluster.info_fields(), SLOTS - sum(cluster.slots.counts.values()))
         if self._upstream_fields is not None:

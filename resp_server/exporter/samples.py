@@ -1,9 +1,9 @@
-"""Turns the facts of INFO and STATE JOBS into the values of a scrape. No I/O."""
+"""Turns the fields of INFO and STATE JOBS into the values of a scrape. No I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,17 +27,41 @@ PROGRESS = {
     "state_rows": ("query_state_rows", 1.0),
     "state_memory_bytes": ("query_state_memory_bytes", 1.0),
 }
-# Plain numbers of a job, by the names of STATE JOBS, and their metrics.
-JOB_NUMBERS = {
-    "lag_epochs": "job_lag_epochs",
-    "epochs_per_minute": "job_epochs_per_minute",
-    "changes_per_minute": "job_changes_per_minute",
-    "stale": "job_stale",
-    "incomplete": "job_incomplete",
-    "skipped_rows": "job_skipped_rows",
-    "store_bytes": "job_store_bytes",
+Row = Mapping[str, Any]
+
+
+def _number_of(field: str, factor: float = 1.0) -> Callable[[Row], float | None]:
+    """Return what finds a number in a job's row; None: the server does not know it, or is of a version without it."""
+
+    def found(row: Row) -> float | None:
+        return None if row.get(field) is None else row[field] * factor
+
+    return found
+
+
+# The metrics of a job, and their values in its row of STATE JOBS. A server's own rows have more (`commands.job_query`).
+JOB_METRICS: Mapping[str, Callable[[Row], float | None]] = {
+    "job_keys": _number_of("keys"),
+    "job_epoch": _number_of("applied"),
+    "job_committed_epoch": _number_of("committed"),
+    "job_lag_epochs": _number_of("lag_epochs"),
+    "job_lag_seconds": _number_of("lag_ms", 1 / MS_PER_S),
+    "job_age_seconds": _number_of("age_ms", 1 / MS_PER_S),
+    "job_epochs_per_minute": _number_of("epochs_per_minute"),
+    "job_changes_per_minute": _number_of("changes_per_minute"),
+    "job_stale": _number_of("stale"),
+    "job_incomplete": _number_of("incomplete"),
+    "job_skipped_rows": _number_of("skipped_rows"),
+    "job_held_back": lambda row: row["held_back_epoch"] is not None,
+    "job_failing": lambda row: bool(row["error"]),
+    "job_store_bytes": _number_of("store_bytes"),
+    "job_store_free_bytes": _number_of("store_free_bytes"),
+    "job_applied_epochs_total": _number_of("applied_epochs"),
+    "job_apply_seconds_total": _number_of("apply_ns", 1 / NS_PER_S),
+    "job_expired_keys_total": _number_of("expired_keys"),
+    "source_lag_age_seconds": _number_of("source_lag_age_ms", 1 / MS_PER_S),
 }
-# The same of INFO's section about an upstream.
+# Fields of INFO's section about an upstream, and their metrics.
 UPSTREAM_NUMBERS = {
     "upstream_connections": "upstream_connections",
     "upstream_waiting": "upstream_requests_waiting",
@@ -118,90 +142,45 @@ def _groups() -> Mapping[str, str]:
     return {each.name: each.facts.group for each in command_table().with_subcommands()}
 
 
-def add_server(scrape: Scrape, facts: Mapping[str, Any]) -> None:
+def add_server(scrape: Scrape, answer: Mapping[str, Any]) -> None:
     """Add a server's jobs and states.
 
     Args:
-        facts: The facts of `commands.job_facts`.
+        answer: That of `commands.job_query`.
     """
-    scrape.add("jobs", len(facts["jobs"]))
-    scrape.add("jobs_unreadable", facts["unreadable"])
-    scrape.add("slots", facts["slots"])
-    for job in facts["jobs"]:
-        name = job["name"]
-        add_job(scrape, job)
-        _add_source_lag(scrape, job, job["source_lags"].items())
+    add_jobs(scrape, answer["jobs"])
+    scrape.add("jobs_unreadable", answer["unreadable"])
+    scrape.add("slots", answer["slots"])
+    for job in answer["jobs"]:
         _add_record_delays(scrape, job)
-        scrape.add("job_keys", sum(job["states"].values()), job_name=name)
-        scrape.add("job_epoch", job["epoch"], job_name=name)
-        scrape.add("job_committed_epoch", job["committed_epoch"], job_name=name)
-        scrape.add("job_held_back", job["held_back"], job_name=name)
-        scrape.add("job_failing", job["failing"], job_name=name)
-        scrape.add("job_applied_epochs_total", job["applied_epochs"], job_name=name)
-        scrape.add("job_apply_seconds_total", job["apply_ns"] / NS_PER_S, job_name=name)
-        scrape.add("job_expired_keys_total", job["expired_keys"], job_name=name)
-        scrape.add("job_store_free_bytes", job["store_free_bytes"], job_name=name)
-        for state, keys in job["states"].items():
-            scrape.add("state_keys", keys, job_name=name, state=state)
-            if job["state_bytes"] is not None:
-                scrape.add("state_bytes", job["state_bytes"].get(state, 0), job_name=name, state=state)
-        for fact, (metric, factor) in PROGRESS.items():
-            if (number := _number(job["progress"].get(fact))) is not None:
-                scrape.add(metric, number * factor, job_name=name)
+        for field, (metric, factor) in PROGRESS.items():
+            if (number := _number(job["progress"].get(field))) is not None:
+                scrape.add(metric, number * factor, job_name=job["name"])
 
 
-def add_job(scrape: Scrape, job: Mapping[str, Any]) -> None:
-    """Add the facts that have one name in `commands.job_facts` and STATE JOBS."""
-    for field, metric in JOB_NUMBERS.items():
-        scrape.add(metric, job[field], job_name=job["name"])
-    for field, metric in (("lag_ms", "job_lag_seconds"), ("age_ms", "job_age_seconds")):
-        if job[field] is not None:  # None: no epoch is visible yet
-            scrape.add(metric, job[field] / MS_PER_S, job_name=job["name"])
+def add_jobs(scrape: Scrape, rows: Sequence[Row]) -> None:
+    """Add jobs by their rows of STATE JOBS."""
+    scrape.add("jobs", len(rows))
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        name = row["name"]
+        for metric, value_of in JOB_METRICS.items():
+            if (value := value_of(row)) is not None:
+                scrape.add(metric, value, job_name=name)
+        for metric in ("state_keys", "state_bytes"):
+            for state, number in zip(row["state_names"], row[metric], strict=True):
+                if number is not None:
+                    scrape.add(metric, number, job_name=name, state=state)
+        lags = zip(row.get("source_partitions", ()), row.get("source_partition_lags", ()), strict=True)
+        for partition_name, records in lags:  # "<topic>/<partition>", or a topic
+            topic, _, partition = partition_name.partition("/")
+            scrape.add("source_lag_records", records, job_name=name, topic=topic, partition=partition or "all")
 
 
-def _add_source_lag(scrape: Scrape, job: Mapping[str, Any], lags: Iterable[tuple[str, int]]) -> None:
-    """Add how far a job is behind its sources.
-
-    Args:
-        lags: By "<topic>/<partition>" or by topic, as in STATE JOBS.
-    """
-    if job.get("source_lag_age_ms") is None:  # also a server of an older version
-        return
-    scrape.add("source_lag_age_seconds", job["source_lag_age_ms"] / MS_PER_S, job_name=job["name"])
-    for name, records in lags:
-        topic, _, partition = name.partition("/")
-        scrape.add("source_lag_records", records, job_name=job["name"], topic=topic, partition=partition or "all")
-
-
-def _add_record_delays(scrape: Scrape, job: Mapping[str, Any]) -> None:
+def _add_record_delays(scrape: Scrape, job: Row) -> None:
     if (delays := job["record_delays"]) is not None:
         bounds = tuple(bound / MS_PER_S for bound in BOUNDS_MS)
         histogram = Histogram(bounds, delays["counts"], delays["sum_ms"] / MS_PER_S)
         scrape.add_histogram("record_delay_seconds", histogram, job_name=job["name"])
-
-
-def add_listed_jobs(scrape: Scrape, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Add the jobs behind a proxy.
-
-    Args:
-        jobs: The rows of STATE JOBS, a row for each job.
-    """
-    scrape.add("jobs", len(jobs))
-    for job in sorted(jobs, key=lambda row: str(row["name"])):
-        name = job["name"]
-        add_job(scrape, job)
-        lags = zip(job.get("source_partitions", ()), job.get("source_partition_lags", ()), strict=True)
-        _add_source_lag(scrape, job, lags)
-        scrape.add("job_keys", job["keys"] or 0, job_name=name)
-        scrape.add("job_epoch", job["applied"], job_name=name)
-        scrape.add("job_committed_epoch", job["committed"], job_name=name)
-        scrape.add("job_held_back", job["held_back_epoch"] is not None, job_name=name)
-        scrape.add("job_failing", bool(job["error"]), job_name=name)
-        for state, keys in zip(job["state_names"], job["state_keys"], strict=True):
-            scrape.add("state_keys", keys or 0, job_name=name, state=state)
-        for state, size in zip(job["state_names"], job["state_bytes"], strict=True):
-            if size is not None:
-                scrape.add("state_bytes", size, job_name=name, state=state)
 
 
 def add_state_cluster(scrape: Scrape, fields: Mapping[str, object], unserved: int) -> None:

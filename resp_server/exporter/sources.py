@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from resp_server.commands.info import process_stats
-from resp_server.commands.job_facts import job_facts
+from resp_server.commands.job_query import jobs_query
 from resp_server.exporter.samples import add_clients, add_process, add_server
 from resp_server.exporter.scrape import Scrape
 from resp_server.metrics.process_stats import ProcessStats
@@ -54,17 +54,17 @@ class ServerSource(Source):
     async def scrape(self) -> Scrape:
         scrape, context = Scrape(), self._context
         total = ProcessStats.from_json(process_stats.respond(context, None))
-        facts = job_facts.respond(context, None)
+        answer = jobs_query.respond(context, None)
         add_process(scrape, total, context.process.started_ms)
         add_clients(scrape, total, context.config.maxclients)
-        add_server(scrape, facts)
+        add_server(scrape, answer)
         if self._loading is not None:
             scrape.add("slots_loading", self._loading())
-            scrape.add("topology_version", facts["topology_version"])
+            scrape.add("topology_version", answer["topology_version"])
         return scrape
 
     async def readiness(self) -> Readiness:
-        return _facts_of(job_facts.respond(self._context, None))
+        return _readiness_of(jobs_query.respond(self._context, None))
 
 
 class WorkersSource(Source):
@@ -79,14 +79,14 @@ class WorkersSource(Source):
         total = ProcessStats.total(map(ProcessStats.from_json, rows))
         add_process(scrape, total, workers.started_ms)
         add_clients(scrape, total, workers.clients_max)
-        for facts in (await workers.query("job facts", workers_max=1))[:1]:
-            add_server(scrape, facts)
+        for answer in (await workers.query("jobs", workers_max=1))[:1]:
+            add_server(scrape, answer)
         return scrape
 
     async def readiness(self) -> Readiness:
-        found = await self._workers.query("job facts", workers_max=1)
-        return _facts_of(found[0]) if found else Readiness(is_loading=True, lags_ms={})
+        found = await self._workers.query("jobs", workers_max=1)
+        return _readiness_of(found[0]) if found else Readiness(is_loading=True, lags_ms={})
 
 
-def _facts_of(facts: Mapping[str, Any]) -> Readiness:
-    return Readiness(is_loading=facts["is_loading"], lags_ms={job["name"]: job["lag_ms"] for job in facts["jobs"]})
+def _readiness_of(answer: Mapping[str, Any]) -> Readiness:
+    return Readiness(is_loading=answer["is_loading"], lags_ms={job["name"]: job["lag_ms"] for job in answer["jobs"]})

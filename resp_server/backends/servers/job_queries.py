@@ -9,18 +9,17 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.backends.servers.job_merge import (
-    Row,
     job_lines,
     keyspace_line,
     merged_jobs,
     merged_lags,
     merged_states,
-    plain,
     rows_in,
-    shares_of,
 )
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
+from resp_server.commands.fact_merges import Row, shares_of
+from resp_server.commands.job_facts import reply_of
 from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of
 from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
@@ -81,7 +80,7 @@ class JobQueries:
                 return next((each.error for each in servers if each.error), b"-CLUSTERDOWN no server is known\r\n")
             shares = shares_of(_slots_of(rows_in(each.replies[0]), job) for each in available)
             states = merged_states([rows_in(each.replies[1]) for each in available], shares)
-            return encode(plain(states), self._protocol)
+            return encode(reply_of(states), self._protocol)
 
         return await self._query([JOBS, request], merge)
 
@@ -112,7 +111,7 @@ class JobQueries:
             for row in rows if failed else []:
                 names = ", ".join(each.address for each in failed)
                 row["error"] = "; ".join(filter(None, (row["error"], f"no reply from {names}")))
-            return encode(plain(rows), self._protocol)
+            return encode(reply_of(rows), self._protocol)
 
         return await self._query([request], merge)
 

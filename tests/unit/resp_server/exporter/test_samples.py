@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resp_server.backends.overlay.shadow_counts import ShadowCounts
 from resp_server.exporter.listener import reasons_of
-from resp_server.exporter.samples import UPSTREAM_NUMBERS, add_listed_jobs, add_state_cluster, add_upstream
+from resp_server.exporter.samples import UPSTREAM_NUMBERS, add_jobs, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness
 from tests.unit.resp_server.exporter.scraped import samples
@@ -44,11 +44,11 @@ def test_a_job_without_a_visible_epoch_has_no_age() -> None:
         "error": "full", "store_bytes": 100, "state_names": ["a"], "state_keys": [None], "state_bytes": [None],
     }  # fmt: skip
     scrape = Scrape()
-    add_listed_jobs(scrape, [row])
+    add_jobs(scrape, [row])
     found = {name.removeprefix("sparkis_"): value for (name, _), value in samples(scrape).items()}
-    assert found["jobs"] == 1 and found["job_keys"] == 0 and found["job_epoch"] == -1
+    assert found["jobs"] == 1 and found["job_epoch"] == -1
     assert found["job_held_back"] == found["job_failing"] == 1
-    assert not {"job_age_seconds", "job_lag_seconds", "state_bytes"} & found.keys()
+    assert not {"job_keys", "job_age_seconds", "job_lag_seconds", "state_keys", "state_bytes"} & found.keys()
     assert not {"source_lag_records", "source_lag_age_seconds"} & found.keys()
 
 
@@ -60,7 +60,7 @@ def test_unknown_bytes_of_states_are_omitted() -> None:
         "error": "", "store_bytes": 100, "state_names": ["a", "b"], "state_keys": [1, 2], "state_bytes": [0, None],
     }  # fmt: skip
     scrape = Scrape()
-    add_listed_jobs(scrape, [row])
+    add_jobs(scrape, [row])
     found = {labels: value for (name, labels), value in samples(scrape).items() if name == "sparkis_state_bytes"}
     assert found == {("job", "a"): 0}
 

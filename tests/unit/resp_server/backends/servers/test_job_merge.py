@@ -11,10 +11,10 @@ from resp_server.backends.servers.job_merge import (
     merged_jobs,
     merged_lags,
     merged_states,
-    shares_of,
 )
 from resp_server.backends.servers.slot_map import SlotMap
 from resp_server.cluster.topology import Topology
+from resp_server.commands.fact_merges import shares_of
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 
 NOT_HELD = {"held_back_epoch": None, "held_back_since": None}
