@@ -56,7 +56,8 @@ class Program:
     """One program: `sparkis NAME`, or `python -m` its module.
 
     SparkisError, ValueError and OSError end the program with a line on stderr, for each mistake of the command line,
-    and code 1.
+    and code 1. The process ends with its program: from then on it ignores signals, one more of which would replace the
+    exit code.
 
     Args:
         serve: Runs the program with the parsed options and returns an exit code, None for 0.
@@ -74,7 +75,8 @@ class Program:
         # Until `listening.Shutdown` sets its handlers.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         ends = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, _end_before_start) for number in ends]
+        for number in ends:
+            signal.signal(number, _end_before_start)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*ends, signal.SIGHUP))  # a supervisor has blocked them
         try:
             return self.serve(options) or 0
@@ -83,8 +85,8 @@ class Program:
                 print(f"sparkis {self.name}: {each}", file=sys.stderr)
             return 1
         finally:
-            for number, handler in zip(ends, before, strict=True):
-                signal.signal(number, handler)
+            for number in (*ends, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Parse a command line and run the program; return the exit code."""

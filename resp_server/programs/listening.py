@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from resp_server.acl.users import AccessError, Users
@@ -166,19 +167,20 @@ class Shutdown:
         reload: Callable[[], None] | None = None,
         drain: Drain | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._drain = drain
         self.service_manager = ServiceManager()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._take_signal)
+            # Not by the loop, whose end would give back the handlers before the process ends.
+            signal.signal(number, self._on_signal)
         if users is not None or reload is not None:
             self.handle_hang_ups(users, reload)
         if watches_input:
             lifeline = sys.stdin.fileno()
         if lifeline is not None:
-            loop.add_reader(lifeline, self._on_input, lifeline)
+            self._loop.add_reader(lifeline, self._on_input, lifeline)
 
     @property
     def is_requested(self) -> bool:
@@ -187,7 +189,7 @@ class Shutdown:
 
     def handle_hang_ups(self, users: Server | Workers | None, reload: Callable[[], None] | None) -> None:
         """Reload at each SIGHUP from now on."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up, users, reload)
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up, users, reload)
 
     @contextmanager
     def cancelling_start(self) -> Iterator[None]:
@@ -211,6 +213,10 @@ class Shutdown:
         gc.freeze()
         await self._ended.wait()
 
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take_signal)
+
     def _take_signal(self) -> None:
         if self._drain is not None:
             self._drain.signalled()
@@ -231,7 +237,7 @@ class Shutdown:
 
     def _on_input(self, descriptor: int) -> None:
         if not os.read(descriptor, 4096):
-            asyncio.get_running_loop().remove_reader(descriptor)
+            self._loop.remove_reader(descriptor)
             self._end()
 
 

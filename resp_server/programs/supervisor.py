@@ -147,4 +147,7 @@ def supervise() -> dict[str, int]:
 
 if __name__ == "__main__":
     first_child, its_lifeline, its_ports = map(int, sys.argv[1:4])
-    sys.exit(Supervisor(first_child, its_lifeline, its_ports, sys.argv[4:]).run())
+    exit_code = Supervisor(first_child, its_lifeline, its_ports, sys.argv[4:]).run()
+    for each in FORWARDED:
+        signal.signal(each, signal.SIG_IGN)  # in the process' last moments, one more would replace its exit code
+    sys.exit(exit_code)

@@ -116,6 +116,18 @@ def test_a_second_signal_ends_a_drain_at_once(start: Start, log: Path, tmp_path:
         assert served.wait() == 0
 
 
+@pytest.mark.parametrize("program", ["serve", "registry"])
+def test_signals_in_the_last_moments_of_a_program_do_not_change_its_exit_code(
+    start: Start, log: Path, tmp_path: Path, program: str
+) -> None:
+    options = ("--store", tmp_path) if program == "serve" else ()
+    command = start(program, "--log", log, "--port", 0, *options)
+    command.wait_for("started")
+    while command.process.poll() is None:
+        command.process.terminate()
+    assert command.process.returncode == 0
+
+
 def test_connection_that_does_not_end_in_time_is_cut(start: Start, log: Path, tmp_path: Path) -> None:
     served = Served(start, *serving(log, tmp_path, "--drain-timeout", 0.1))
     with served.connect() as slow:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,16 @@ from tests.golden_checkpoints import NEWEST, unpack
 OF_SERVERS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])
 PORTS = [(["registry", "--log", "log"], "--port"), (["demo"], "--port"), (["attach", "--checkpoint", "c"], "--port")]
 PORTS += [(words, "--port") for words in OF_SERVERS] + [(words, "--tls-port") for words in OF_SERVERS[:2]]
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """A program leaves its process, which is that of the tests here, without handlers."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("given", ["70000", "-1", "abc", "", "7_379", "\u0663", "9" * 5000])
