@@ -13,8 +13,9 @@ from importlib import import_module
 from benchmarks import page
 from benchmarks.clients import speed_page as clients_page
 from benchmarks.commands import speed_page
-from benchmarks.options import Options, end_in_order
+from benchmarks.options import Options
 from benchmarks.results import Row, machine, merge
+from compat.processes import end_in_order
 
 # Parts with Spark are last, as its JVM runs until this process ends.
 PARTS = {

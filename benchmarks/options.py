@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from dataclasses import dataclass
 
@@ -27,8 +26,3 @@ class Options:
         """Show the progress, on a terminal only."""
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def end_in_order() -> None:
-    """Turn SIGTERM into an exception, so that processes are stopped and files removed, as with Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -27,11 +27,11 @@ import lmdb
 import redis
 
 from benchmarks import processes
-from benchmarks.options import end_in_order
 from benchmarks.servers import TOKEN, BenchmarkError, start_sparkis, supports_workers, temporary_folder
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
 from compat.conformance.servers import free_port
+from compat.processes import end_in_order
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client

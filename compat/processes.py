@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +19,11 @@ def killed_at_end(command: list[Any], **options: Any) -> Iterator[subprocess.Pop
             yield process
         finally:
             process.kill()
+
+
+def end_in_order() -> None:
+    """Turn SIGTERM into an exception, so that processes are stopped and files removed, as with Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def children_of(pid: int) -> dict[int, bytes]:

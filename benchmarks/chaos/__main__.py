@@ -22,9 +22,10 @@ from benchmarks.chaos.fleet import START_S_MAX, ChaosError, Fleet
 from benchmarks.chaos.judge import Window
 from benchmarks.chaos.readers import Readers
 from benchmarks.chaos.relay import Relay
-from benchmarks.options import Options, end_in_order
+from benchmarks.options import Options
 from benchmarks.results import machine, write_section
 from benchmarks.servers import temporary_folder
+from compat.processes import end_in_order
 from compat.waiting import eventually
 from state_backend.model.errors import SparkisError
 

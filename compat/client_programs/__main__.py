@@ -13,6 +13,7 @@ from compat.client_programs.places import PLACES, Places, running_places
 from compat.client_programs.results import LIMITS, At, Result, known_results
 from compat.client_programs.runs import run
 from compat.conformance.page import put_into
+from compat.processes import end_in_order
 from compat.swap_programs.outcomes import Limit, limits
 
 PRINTED_CHARS_MAX = 600
@@ -21,6 +22,7 @@ PRINTED_CHARS_MAX = 600
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen programs; 1 if one cannot be built, or if a result differs that may not."""
     options = _options(arguments)
+    end_in_order()
     chosen = [each for each in clients() if each.name in (options.client or [each.name])]
     chosen = [each for each in chosen if each.is_quick or not options.quick]
     built = [each for each in chosen if _is_built(each)]

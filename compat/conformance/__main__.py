@@ -16,6 +16,7 @@ from compat.conformance.differential import Address, both_kinds, differences
 from compat.conformance.matrix import CLIENTS, Cell, Script, cells_of
 from compat.conformance.targets import Targets, running_targets
 from compat.conformance.transcripts import Replay, replays
+from compat.processes import end_in_order
 
 PARTS = ("commands", "clients", "transcripts")
 
@@ -23,6 +24,7 @@ PARTS = ("commands", "clients", "transcripts")
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen comparisons; 1 if there was a difference."""
     options = _options(arguments)
+    end_in_order()
     is_good = True
     if "commands" in options.part:
         with _addresses(options) as (left, right):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compat.conformance.page import put_into
+from compat.processes import end_in_order
 from compat.swap_programs import table
 from compat.swap_programs.outcomes import Limit, Result, limits
 from compat.swap_programs.programs import PROGRAMS, Program
@@ -19,6 +20,7 @@ PRINTED_CHARS_MAX = 600
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen programs; 1 if one found a difference that is not intended, or a read of a state was wrong."""
     options = _options(arguments)
+    end_in_order()
     chosen = [each for each in PROGRAMS if each.name in (options.program or [each.name])]
     intended = limits()
     is_good = True
