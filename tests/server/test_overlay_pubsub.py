@@ -270,6 +270,27 @@ def test_subscription_gets_effects_of_later_requests(
                     assert found[0] == [*line.lower().encode().split(b" "), 1] and found[1][0] == expected
 
 
+@pytest.mark.parametrize("before", ["SUBSCRIBE b", "UNSUBSCRIBE c"])
+def test_subscription_behind_an_unconfirmed_one_gets_effects_of_later_requests(
+    overlay: Overlay, direct: Connection, before: str
+) -> None:
+    with overlay.proxy.connect() as other, overlay.proxy.connect() as third, overlay.proxy.connect() as client:
+        for _ in range(20):
+            subscribe(client, "SUBSCRIBE", "c")  # its connection to the upstream is open
+            overlay.signal_upstream(signal.SIGSTOP)
+            try:
+                for line in (before, "SUBSCRIBE a"):
+                    client.send(request(*line.split(" ")))
+                    third.call("GET", "job:speed:1")
+                other.send(request("PUBLISH", "a", "x"))
+                third.call("GET", "job:speed:1")
+            finally:
+                overlay.signal_upstream(signal.SIGCONT)
+            assert other.read().plain == 1
+            assert [client.read().plain[:2] for _ in range(3)][1:] == [[b"subscribe", b"a"], [b"message", b"a"]]
+            client.call("RESET")
+
+
 def test_publish_after_unsubscribe_does_not_count_the_client(overlay: Overlay, direct: Connection) -> None:
     with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
         for _ in range(40):

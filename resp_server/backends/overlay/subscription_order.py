@@ -4,6 +4,9 @@ A client's SUBSCRIBE goes over a connection of its own, which may have to be ope
 goes over one that is open. At one Redis the message of a PUBLISH that was received later always arrives. So a request
 that could send something to the subscriber waits until the upstream has confirmed each SUBSCRIBE that this proxy
 received before it. It does not wait for later ones, so many subscribers do not hold a publisher back for long.
+
+A SUBSCRIBE that arrives while an earlier one of its client has no reply is not looked at before that reply is there. So
+the place of the earlier one is kept until the client has begun what it had sent by then.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ class _Unconfirmed:
 
     Args:
         is_about_requests: It is about what any request may cause: notifications of keys, or invalidations.
+        reply: The number of the upstream's reply to the client's last one; 0: there is none yet.
     """
 
     number: int
     is_about_requests: bool
     until_s: float
+    reply: int = 0
     waiting: list[Retry] = field(default_factory=list)
 
 
@@ -37,7 +42,7 @@ class SubscriptionOrder:
 
     def __init__(self, clock: Callable[[], float], on_changed: Callable[[], None]) -> None:
         self._clock, self._on_changed = clock, on_changed
-        self._number = 0
+        self._number = self._replies = 0
         self._unconfirmed: dict[int, _Unconfirmed] = {}  # by client, in the order of their numbers
         self._newest: dict[int, int] = {}  # by client that waits the number of the newest request that it waits for
 
@@ -51,14 +56,29 @@ class SubscriptionOrder:
 
     def begin(self, client: int, seconds_max: float, *, is_about_requests: bool) -> None:
         """Have later requests wait for this client's request, for at most some seconds. It keeps its place if known."""
-        if client not in self._unconfirmed:
+        found = self._unconfirmed.get(client)
+        if found is None:
             self._number += 1
             until_s = self._clock() + seconds_max
-            self._unconfirmed[client] = _Unconfirmed(self._number, is_about_requests, until_s)
-            self._on_changed()
+            found = self._unconfirmed[client] = _Unconfirmed(self._number, is_about_requests, until_s)
+        found.reply = 0
+        found.is_about_requests |= is_about_requests
+        self._on_changed()
+
+    def confirm(self, client: int) -> int:
+        """Note that the upstream has replied to a client's request; return the reply's number."""
+        self._replies += 1
+        if client in self._unconfirmed:
+            self._unconfirmed[client].reply = self._replies
+        return self._replies
+
+    def end_after(self, client: int, reply: int) -> None:
+        """End the wait for a client's request, unless the client has begun another one since this reply."""
+        if client in self._unconfirmed and self._unconfirmed[client].reply == reply:
+            self.end(client)
 
     def end(self, client: int) -> None:
-        """Handle that the upstream has replied to a client's request, or that it is not sent any more."""
+        """End the wait for a client's request."""
         ended = self._unconfirmed.pop(client, None)
         if ended is not None:
             if not self._unconfirmed:

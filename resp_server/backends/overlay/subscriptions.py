@@ -44,6 +44,9 @@ from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
 
 RESET = pack((b"RESET",))
+# After the upstream's reply, a client's turn begins what the client has sent meanwhile, and its socket is read again.
+# So many turns of the event loop later both have happened, unless the client is paused.
+TURNS_UNTIL_BEGUN = 3
 LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
 
 
@@ -172,7 +175,7 @@ class OverlaySubscriptions:
         batch = await next_batch()
         if is_tracking and confirmation.is_confirmed:
             # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
-            self._clients.defer(partial(self._order.end, session.id))
+            self._end_order(session.id)
         if session.id in self._held:
             self._clients.defer(partial(self._release, session.id))
         return batch if confirmation.is_confirmed else None
@@ -253,7 +256,7 @@ class OverlaySubscriptions:
             if is_on and is_confirmed and session.id in self._sessions:
                 upstream.begin_tracking(session.id, tracking)  # `confirmed` ends the wait of later requests
             else:
-                self._order.end(session.id)
+                self._end_order(session.id)
 
         if not is_on:
             upstream.end_tracking(session.id)
@@ -280,7 +283,17 @@ class OverlaySubscriptions:
 
     def _confirmed(self, client: int, is_confirmed: bool) -> None:
         self._hold(client)
-        self._order.end(client)
+        self._end_order(client)
+
+    def _end_order(self, client: int) -> None:
+        """End the wait of later requests once the client has begun what it has sent meanwhile."""
+        self._end_order_in(TURNS_UNTIL_BEGUN, client, self._order.confirm(client))
+
+    def _end_order_in(self, turns: int, client: int, reply: int) -> None:
+        if turns:
+            self._clients.defer(partial(self._end_order_in, turns - 1, client, reply))
+        else:
+            self._order.end_after(client, reply)
 
     def _hold(self, client: int) -> None:
         """Hold a client's messages back until its confirmation is sent."""
