@@ -132,6 +132,17 @@ def test_an_offline_repartition_is_one_epoch_with_the_whole_state(
         assert list(written(log)) == [0, 1, 2, 3, 4]
 
 
+def test_a_computed_grouping_column_has_the_name_that_spark_gives_it(batches: Make, tmp_path: Path):
+    rows, checkpoint, log = batches(SCHEMA), tmp_path / "checkpoint", tmp_path / "log"
+    rows.add({"k": "a"}, {"k": "b"}, {"k": "A"})
+    counts = rows.df.groupBy(F.upper("k").alias("name")).count()
+    start(counts.writeStream.outputMode("update").format("noop"), "q", checkpoint).stop()
+    state = sparkis.AttachedState("count", key_format="count/<_groupingexpression>")
+    with attach_files(str(checkpoint), [state], job="q", log=str(log)) as attachment:
+        assert attachment.wait(0, WAIT_S_MAX)
+    assert {change.key: change.value for change in written(log)[0]} == {b"count/A": b"2", b"count/B": b"1"}
+
+
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     yield tmp_path / "spark", tmp_path / "files"
