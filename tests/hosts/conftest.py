@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.network import Network, missing
-from tests.hosts.scene import SELECTION, WHOLE, Scene
+from tests.hosts.scene import SELECTION, WHOLE, WITH_SPARK, Scene
 from tests.hosts.world import World
 
 HERE = Path(__file__).parent
-# Its faults are not in the selection.
 STORE_TESTS = HERE / "test_object_store.py"
+# These are not in the selection.
+WHOLE_TESTS = {STORE_TESTS, HERE / "test_pods.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what is not in the selection."""
-    return True if collection_path == STORE_TESTS and not config.getoption("--whole", False) else None
+    return True if collection_path in WHOLE_TESTS and not config.getoption("--whole", False) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,7 +58,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         world = World(folder, network, servers=servers, replicas=1, has_spark=has_spark, has_store=has_store)
         for name, text in world.variables.items():
             patch.setenv(name, text)
-        made = Scene(world, WHOLE if is_whole else SELECTION)
+        made = Scene(world, WITH_SPARK if has_spark else WHOLE if is_whole else SELECTION)
         yield made
         made.stop()
         if is_whole and [*made.rows] == [fault.name for fault in request.module.FAULTS]:

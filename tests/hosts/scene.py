@@ -38,6 +38,8 @@ class Extent:
 # CI has two processors, for this and for other tests beside it.
 SELECTION = Extent(epochs=8, reads=1_000, pause_s=0.02, upstream_pause_s=0.02)
 WHOLE = Extent(epochs=12, reads=5_000, pause_s=PAUSE_S, upstream_pause_s=READ_PAUSE_S)
+# A Spark job needs the processors, too.
+WITH_SPARK = Extent(epochs=12, reads=5_000, pause_s=0.02, upstream_pause_s=0.02)
 
 
 @dataclass
