@@ -102,6 +102,13 @@ class Scene:
         """The process id of the supervisor, which is the server's parent."""
         return int(Path(f"/proc/{self.servers[-1]}/stat").read_text().rpartition(")")[2].split()[1])
 
+    def end_executor(self) -> None:
+        """Kill the executor, and wait until the supervisor has ended."""
+        supervisor = self.supervisor
+        self.executor.kill()
+        self.executor.wait()
+        eventually(lambda: start_of(supervisor) is None)
+
     def say(self, word: str) -> None:
         (self.server / word).touch()
 
@@ -133,10 +140,7 @@ def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Sce
 def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
-    supervisor = scene.supervisor
-    scene.executor.kill()
-    scene.executor.wait()
-    eventually(lambda: start_of(supervisor) is None)
+    scene.end_executor()
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
     assert not scene.folder.exists()
@@ -146,10 +150,7 @@ def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
     scene.start(before="supervisor.STOP_S_MAX = 2.0")
     eventually(lambda: bool(scene.servers))
-    supervisor = scene.supervisor
-    scene.executor.kill()
-    scene.executor.wait()
-    eventually(lambda: start_of(supervisor) is None)
+    scene.end_executor()
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
 

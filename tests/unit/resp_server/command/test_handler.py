@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
@@ -61,22 +62,18 @@ def test_anything_else_is_no_number(word: bytes) -> None:
         integer(word)
 
 
-def test_a_type_that_no_text_becomes_is_refused() -> None:
-    def body(call: Any, what: dict[str, int]) -> None: ...
-
-    with pytest.raises(DeclarationError, match="'what'"):
-        command("x")(body)
+def of_another_type(call: Any, what: dict[str, int]) -> None: ...
 
 
-def test_a_batch_argument_beside_another_argument_is_refused() -> None:
-    def body(call: Any, keys: BatchArgument, at: int) -> None: ...
-
-    with pytest.raises(DeclarationError, match="batch argument"):
-        command("x")(body)
+def of_a_batch_and_more(call: Any, keys: BatchArgument, at: int) -> None: ...
 
 
-def test_an_argument_by_name_only_is_refused() -> None:
-    def body(call: Any, *, what: bytes) -> None: ...
+def by_name_only(call: Any, *, what: bytes) -> None: ...
 
-    with pytest.raises(DeclarationError, match="'what'"):
+
+@pytest.mark.parametrize(
+    ("body", "reason"), [(of_another_type, "'what'"), (of_a_batch_and_more, "batch argument"), (by_name_only, "'what'")]
+)
+def test_wrong_arguments_are_refused(body: Callable[..., None], reason: str) -> None:
+    with pytest.raises(DeclarationError, match=reason):
         command("x")(body)

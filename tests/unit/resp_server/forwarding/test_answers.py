@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 
 import pytest
@@ -179,35 +179,29 @@ def test_a_coroutine_waits_for_a_call_that_may_come_at_once(is_later: bool) -> N
     assert sink.found == [(0, b"+OK\r\n")]
 
 
-def test_long_work_in_steps_leaves_turns_to_others() -> None:
+def long_steps() -> Steps[bytes]:
+    for _ in range(4):
+        spend(STEP_NS_MAX)
+        yield
+    return b"+done\r\n"
+
+
+async def long_coroutine(later: Later) -> bytes:
+    turns = Turns(later)
+    for _ in range(4):
+        spend(STEP_NS_MAX)
+        await turns
+    return b"+done\r\n"
+
+
+@pytest.mark.parametrize("work", [lambda later: in_steps(long_steps(), later), long_coroutine], ids=["steps", "turns"])
+def test_long_work_leaves_turns_to_others(work: Callable[[Later], Awaitable[bytes]]) -> None:
     sink, later = Sink(), Later()
 
-    def work() -> Steps[bytes]:
-        for _ in range(4):
-            spend(STEP_NS_MAX)
-            yield
-        return b"+done\r\n"
-
     async def answer() -> Answer:
-        return Answer(await in_steps(work(), later))
+        return Answer(await work(later))
 
     deliver(answer(), sink, 0)
     assert not sink.found
     assert later.run() >= 4  # more on a busy machine
-    assert sink.found == [(0, b"+done\r\n")]
-
-
-def test_long_work_of_a_coroutine_leaves_turns_to_others() -> None:
-    sink, later = Sink(), Later()
-
-    async def answer() -> Answer:
-        turns = Turns(later)
-        for _ in range(4):
-            spend(STEP_NS_MAX)
-            await turns
-        return Answer(b"+done\r\n")
-
-    deliver(answer(), sink, 0)
-    assert not sink.found
-    assert later.run() == 4
     assert sink.found == [(0, b"+done\r\n")]

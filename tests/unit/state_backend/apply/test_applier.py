@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -405,31 +405,20 @@ def test_a_chain_that_does_not_fit_together_is_an_error_and_not_a_rebuild_for_ev
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_a_lost_store_is_built_from_the_log(followed: Followed) -> None:
+@pytest.mark.parametrize(
+    "lose",
+    [
+        shutil.rmtree,
+        lambda store: (store / "job" / "q1.1.0" / "boot").write_text("1 another boot"),
+        lambda store: (store / "job" / "q1.1.0" / "data.mdb").write_bytes(b"garbage" * 10_000),
+    ],
+    ids=["removed", "from before the last boot", "no store any more"],
+)
+def test_lost_store_is_built_from_the_log(followed: Followed, lose: Callable[[Path], object]) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.applier.close()
-    shutil.rmtree(followed.store)
-    followed.restart()
-    followed.step()
-    assert followed.values() == {b"a": b"v"}
-
-
-def test_a_store_from_before_the_last_boot_is_built_anew(followed: Followed) -> None:
-    followed.writer().publish([put(b"a")])
-    followed.step()
-    followed.applier.close()
-    (followed.store / "job" / "q1.1.0" / "boot").write_text("1 another boot")
-    followed.restart()
-    assert followed.step()["applied"] == 0
-    assert followed.values() == {b"a": b"v"}
-
-
-def test_a_store_that_is_no_store_any_more_is_built_anew(followed: Followed) -> None:
-    followed.writer().publish([put(b"a")])
-    followed.step()
-    followed.applier.close()
-    (followed.store / "job" / "q1.1.0" / "data.mdb").write_bytes(b"garbage" * 10_000)
+    lose(followed.store)
     followed.restart()
     assert followed.step()["applied"] == 0
     assert followed.values() == {b"a": b"v"}
