@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from state_backend.apply.replay import read_snapshot
+from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -65,3 +67,17 @@ def write_log(
     """Write these epochs into a job's log, after those that it has; return the number of the last one."""
     with LogWriter(root, job, states, query_id) as writer:
         return [writer.publish(changes) for changes in epochs][-1]
+
+
+def current_of(root: str | Path | Filesystem, job: str = "job") -> tuple[JobLog, CurrentGeneration]:
+    """Return a job's log, and its current generation."""
+    log = ChangeLog(root).job(job)
+    current = log.current()
+    assert current is not None
+    return log, current
+
+
+def numbers_in(root: Path) -> list[int]:
+    """Return the keys that a snapshot of the job has, which are numbers."""
+    with read_snapshot(root, "job") as shown:
+        return sorted(map(int, shown.scan(0, 1 << 20)[1]))

@@ -21,12 +21,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from compat.waiting import eventually
 from spark_hooks.publish import task as sink_task
-from state_backend.log.change_log import ChangeLog
 from state_backend.log.checked_json import checked_object
 from state_backend.log.log_writer import LogWriter
 from tests.adversity import driver
 from tests.adversity.driver import JOB, counts, states
 from tests.adversity.scene import MARKERS, Scene
+from tests.builders import current_of
 from tests.spark.micro_batches import end_shared_session
 
 pytestmark = pytest.mark.spark
@@ -201,9 +201,7 @@ def test_a_task_that_runs_more_than_once_leaves_each_change_once(
     assert marker.exists() == (task is _FailsOnce)
     changes = scene.log / JOB / scene.generation() / "changes"
     written = {path.name for path in changes.iterdir()}
-    log = ChangeLog(scene.log).job(JOB)
-    current = log.current()
-    assert current is not None
+    log, current = current_of(scene.log, JOB)
     epochs = [log.epoch(current, number) for number in scene.epochs()]
     listed = [file.name for epoch in epochs if epoch for file in epoch.files]
     assert len(listed) == len(set(listed))

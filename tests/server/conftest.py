@@ -104,6 +104,14 @@ class Peer:
         self.send(request(*words))
         return self.reply()
 
+    def read_until_cut(self) -> bytes:
+        """Read until the server closes with a reset, because it has not read all, or without one."""
+        data = b""
+        with suppress(ConnectionResetError):
+            while some := self.socket.recv(1 << 20):
+                data += some
+        return data
+
     @property
     def is_closed(self) -> bool:
         """Wait until the server closes, and tell whether it sent anything before."""

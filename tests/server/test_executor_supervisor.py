@@ -129,7 +129,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made.close()
 
 
-def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Scene):
+def test_running_server_holds_the_lock(scene: Scene):
     assert scene.start() == 0
     assert scene.is_kept
     eventually(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
@@ -137,7 +137,7 @@ def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Sce
     assert os.getsid(server) == server  # no signal to the executor's group reaches it
 
 
-def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene):
+def test_server_drains_and_ends_with_its_executor(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     scene.end_executor()
@@ -146,7 +146,7 @@ def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene
     assert not scene.folder.exists()
 
 
-def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
+def test_server_not_ending_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
     scene.start(before="supervisor.STOP_S_MAX = 2.0")
     eventually(lambda: bool(scene.servers))
@@ -155,7 +155,7 @@ def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     assert start_of(scene.servers[0]) is None
 
 
-def test_without_pidfd_the_end_of_the_executor_is_seen_as_well(scene: Scene):
+def test_executor_end_is_noticed_without_pidfd(scene: Scene):
     scene.start(before="del os.pidfd_open")
     eventually(lambda: bool(scene.servers))
     supervisor = scene.supervisor
@@ -167,7 +167,7 @@ def test_without_pidfd_the_end_of_the_executor_is_seen_as_well(scene: Scene):
     assert start_of(scene.servers[1]) is None
 
 
-def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_server(scene: Scene):
+def test_executor_lost_before_watch_gets_no_lasting_server(scene: Scene):
     watched = scene.executor.pid, start_of(scene.executor.pid)
     scene.executor.kill()
     scene.executor.wait()
@@ -188,7 +188,7 @@ def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_serve
     eventually(lambda: not scene.folder.exists())
 
 
-def test_a_server_that_dies_is_started_again(scene: Scene):
+def test_dead_server_is_restarted(scene: Scene):
     scene.start()
     for number in (1, 2):
         eventually(lambda number=number: len(scene.servers) == number)
@@ -198,7 +198,7 @@ def test_a_server_that_dies_is_started_again(scene: Scene):
     assert "the state server ended with code -9; starting another in 0 s" in scene.stderr.read_text()
 
 
-def test_server_that_ends_by_itself_is_not_started_again(scene: Scene):
+def test_server_ending_by_itself_is_not_restarted(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     supervisor = scene.supervisor
@@ -209,7 +209,7 @@ def test_server_that_ends_by_itself_is_not_started_again(scene: Scene):
     assert not scene.is_kept
 
 
-def test_a_supervisor_that_is_killed_takes_its_server_with_it(scene: Scene):
+def test_killed_supervisor_ends_its_server(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     os.kill(scene.supervisor, signal.SIGKILL)
@@ -270,7 +270,7 @@ def test_unread_output_delays_no_server(scene: Scene):
     os.close(writes)
 
 
-def test_a_process_that_was_started_at_another_time_is_another():
+def test_process_id_with_other_start_time_is_another_process():
     assert not WatchedProcess(os.getpid(), start_of(os.getpid())).has_ended()
     assert WatchedProcess(os.getpid(), "1").has_ended()
 

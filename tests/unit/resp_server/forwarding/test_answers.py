@@ -166,7 +166,7 @@ async def answer_of(reply: bytes) -> Answer:
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_a_coroutine_waits_for_a_call_that_may_come_at_once(is_later: bool) -> None:
+def test_coroutine_waits_for_immediate_or_later_call(is_later: bool) -> None:
     sink, later = Sink(), Later()
 
     async def answer() -> Answer:

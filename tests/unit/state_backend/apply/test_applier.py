@@ -211,9 +211,7 @@ def test_a_new_writer_between_two_epochs_does_not_make_the_store_begin_anew(foll
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_writer_during_apply_stops_nothing(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epoch of a newer writer may be read a moment after the older writer's term."""
     first = followed.writer()
     first.publish([put(b"a")])
@@ -227,7 +225,7 @@ def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_log_that_begins_after_its_query_is_incomplete(followed: Followed) -> None:
+def test_log_begun_after_its_query_is_incomplete(followed: Followed) -> None:
     followed.writer().publish([put(b"k")], epoch=7)
     known = followed.step()
     assert (known["applied"], known["is_incomplete"]) == (7, True)
@@ -245,7 +243,7 @@ def test_log_followed_before_its_late_first_epoch_is_incomplete(followed: Follow
     assert followed.step()["is_incomplete"] is False, "an epoch that brings everything ends it"
 
 
-def test_states_that_come_later_are_reported(followed: Followed) -> None:
+def test_later_states_are_reported(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.writer(TEMP, MODE).publish([put_value("mode", b"b")])
@@ -306,7 +304,7 @@ def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followe
 
 @pytest.mark.parametrize("new_epochs", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_log_that_was_removed_and_begun_anew_under_its_name_is_followed_from_its_start(
+def test_log_begun_anew_under_same_name_is_followed_from_start(
     followed: Followed, new_epochs: int, is_running: bool
 ) -> None:
     writer = followed.writer()
@@ -355,7 +353,7 @@ def test_a_log_begun_anew_with_equal_terms_and_clocks_is_followed_from_its_start
     assert set(followed.values()) == expected
 
 
-def test_a_store_of_another_log_is_refused_and_the_log_that_filled_it_is_served_again(followed: Followed) -> None:
+def test_store_is_refused_by_another_log_and_served_by_its_own(followed: Followed) -> None:
     followed.writer().publish([put(b"own")], clock_ms=1000)
     followed.step()
     own, followed.log = followed.log, other_log(followed)
@@ -381,7 +379,7 @@ def test_a_store_of_an_older_version_takes_the_identity_of_its_log(followed: Fol
     assert StoreLog.of_store(kept.parent) == StoreLog.of_log(ChangeLog(followed.log).filesystem)
 
 
-def test_a_log_that_was_moved_keeps_its_stores(followed: Followed) -> None:
+def test_moved_log_keeps_its_stores(followed: Followed) -> None:
     followed.writer().publish([put(b"a")], clock_ms=1000)
     followed.step()
     followed.log = followed.log.rename(followed.log.with_name("moved"))
@@ -393,7 +391,7 @@ def test_a_log_that_was_moved_keeps_its_stores(followed: Followed) -> None:
     assert kept.root == str(followed.log)
 
 
-def test_a_chain_that_does_not_fit_together_is_an_error_and_not_a_rebuild_for_ever(followed: Followed) -> None:
+def test_broken_chain_is_an_error_without_rebuild(followed: Followed) -> None:
     writer = followed.writer()
     for number in range(3):
         writer.publish([put(b"%d" % number)])
@@ -451,7 +449,7 @@ def test_a_damaged_change_file_stops_before_its_epoch_until_it_is_restored(follo
     assert set(followed.values()) == {b"a", b"b", b"c"}
 
 
-def test_a_damaged_epoch_file_stops_before_it_until_it_is_restored(followed: Followed) -> None:
+def test_damaged_epoch_file_stops_applier_until_restored(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()
@@ -502,7 +500,7 @@ def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> Non
     assert followed.step()["error"] == ""
 
 
-def test_a_damaged_term_is_an_error_that_passes(followed: Followed) -> None:
+def test_damaged_term_is_an_error_until_restored(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.writer().publish([put(b"b")])
@@ -516,7 +514,7 @@ def test_a_damaged_term_is_an_error_that_passes(followed: Followed) -> None:
     assert followed.values() == {b"a": b"v", b"b": b"v"}
 
 
-def test_an_error_that_passed_before_anything_was_shown_is_taken_back(followed: Followed) -> None:
+def test_early_error_is_taken_back(followed: Followed) -> None:
     folder = followed.log / "job" / "terms"
     folder.mkdir(parents=True)
     (folder / "1.json").write_bytes(b"{")
@@ -525,7 +523,7 @@ def test_an_error_that_passed_before_anything_was_shown_is_taken_back(followed: 
     assert followed.step()["error"] == ""
 
 
-def test_two_states_with_one_key_stop_the_applier_before_that_epoch(followed: Followed) -> None:
+def test_key_of_two_states_stops_applier_before_epoch(followed: Followed) -> None:
     writer = followed.writer(TEMP, MODE)
     writer.publish([put(b"a")])
     followed.step()
@@ -576,9 +574,7 @@ def test_expired_keys_go_in_bounded_batches(followed: Followed, monkeypatch: pyt
     assert store.begin().stat(store.tables.keys)["entries"] == 1
 
 
-def test_free_pages_that_outweigh_the_others_are_given_back(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_free_pages_are_given_back(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = publish_large(followed, monkeypatch)
     assert followed.folders() == ["q1.1.0"]
     writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
@@ -618,7 +614,7 @@ def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
     assert (followed.folders(), followed.applier.store) == (["q1.1.1"], store)
 
 
-def test_a_job_whose_epochs_come_does_not_rest(followed: Followed) -> None:
+def test_active_job_does_not_rest(followed: Followed) -> None:
     writer = followed.writer()
     for number in range(3):
         writer.publish([put(b"k", b"%d" % number)])
@@ -630,9 +626,7 @@ def test_a_job_whose_epochs_come_does_not_rest(followed: Followed) -> None:
     assert followed.applier.rest(60.0)
 
 
-def test_source_lag_is_that_of_the_store_also_after_a_restart_and_from_a_snapshot(
-    followed: Followed, tmp_path: Path
-) -> None:
+def test_source_lag_survives_restart_and_snapshot(followed: Followed, tmp_path: Path) -> None:
     writer = followed.writer()
     writer.commit(0, clock_ms=1, offsets=('{"orders":{"0":10}}',))
     writer.send_heartbeat(sources={"at_ms": 7, "newest": {"0": {"orders": {"0": 12}}}})
@@ -696,7 +690,7 @@ def test_a_store_is_not_copied_again_and_again_while_epochs_come(
     assert followed.folders() == ["q1.1.3"]
 
 
-def test_a_store_that_cannot_be_copied_is_kept_and_the_log_says_why(
+def test_uncopyable_store_is_kept_with_logged_reason(
     followed: Followed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = publish_large(followed, monkeypatch)
@@ -721,7 +715,7 @@ def test_complete_mode_keeps_only_keys_of_last_epoch(followed: Followed) -> None
     assert set(followed.values()) == {b"other"}
 
 
-def test_a_map_in_complete_mode_loses_the_fields_that_are_not_named(followed: Followed) -> None:
+def test_complete_mode_removes_unnamed_fields(followed: Followed) -> None:
     city = StateDescriptor("city", key="k", field="f", value="v")
     writer = followed.writer(city)
     for names in ((b"a", b"b"), (b"b", b"c"), tuple(b"%d" % n for n in range(packed_map.FIELDS_MAX + 5)), (b"7",)):

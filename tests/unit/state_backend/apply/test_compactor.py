@@ -41,6 +41,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import ALL, NONE, SlotSet
+from tests.builders import current_of
 
 STATE = StateDescriptor("v", key="k", value="v").for_job("job")
 LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
@@ -240,9 +241,7 @@ def test_owners_go_on_beside_sparkis_compact(tmp_path: Path) -> None:
         )
         for slots in (LOW, HIGH)
     ]
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(root)
     newest = []
     for number in range(310):
         publish(writer, number)
@@ -298,9 +297,7 @@ def test_process_writes_the_requested_epoch_while_others_are_applied(tmp_path: P
         owner.applier.step()
         assert owner.process is not None
     assert {owner.process.wait() for owner in owners if owner.process is not None} == {0}
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(root)
     newest = snapshots.newest(log, current)
     assert newest is not None
     assert (newest.epoch, newest.rows) == (7, 8)
@@ -336,9 +333,7 @@ def test_owner_of_all_slots_counts_from_the_newest_snapshot_of_any_writer(tmp_pa
         owners[1].applier.step()
         assert owners[1].process is not None
         assert owners[1].process.wait() == 0
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(root)
     assert [manifest.epoch for manifest in log.snapshots(current)] == [10, 5]
     for owner in owners:
         owner.applier.close()
@@ -361,7 +356,7 @@ def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_process_that_does_not_answer_is_ended_and_the_applier_goes_on(
+def test_silent_process_is_ended_and_applier_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compactor_module, "OPEN_TIMEOUT_S", 0.01)
@@ -380,7 +375,7 @@ def test_a_process_that_does_not_answer_is_ended_and_the_applier_goes_on(
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_process_that_ended_while_it_waited_is_started_again_when_the_epoch_comes(tmp_path: Path) -> None:
+def test_ended_waiting_process_is_restarted_at_next_epoch(tmp_path: Path) -> None:
     root = tmp_path / "log"
     owner = Owner(root, tmp_path / "store", LOW)
     with LogWriter(root, "job", [STATE], "q") as writer:
@@ -435,7 +430,7 @@ def test_a_process_is_ended_while_it_waits(tmp_path: Path) -> None:
     assert owner.process.poll() == -signal.SIGKILL
 
 
-def test_a_process_whose_applier_ended_ends(tmp_path: Path) -> None:
+def test_process_ends_with_its_applier(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", str(tmp_path), "--job", "job"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout == b""
 
@@ -449,7 +444,7 @@ def test_a_process_waits_for_its_epoch_a_bounded_time(tmp_path: Path, monkeypatc
     os.close(writing)
 
 
-def test_requests_are_read_from_the_input_that_was_given_even_if_another_file_gets_its_number(
+def test_requests_are_read_from_given_input_despite_reused_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reading, writing = os.pipe()

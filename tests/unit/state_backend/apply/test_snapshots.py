@@ -28,7 +28,7 @@ from state_backend.model.records import Change, Op
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
 from state_backend.store.store import as_bytes
-from tests.builders import write_log
+from tests.builders import current_of, write_log
 
 STATES = [StateDescriptor("v", key="k", value="v"), StateDescriptor("m", key="k", value="v", field="f")]
 FAR_MS = 4_102_444_800_000
@@ -56,7 +56,7 @@ def follower(log: Path, folder: Path) -> tuple[Applier, list[dict[str, Any]]]:
     return Applier(ChangeLog(log), "job", folder, events.append), events
 
 
-def test_a_state_read_from_a_snapshot_is_the_state_that_was_collected(tmp_path: Path) -> None:
+def test_snapshot_equals_collected_state(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(200))
     before = shown(log)
@@ -93,14 +93,12 @@ def test_the_newest_snapshot_before_the_retention_time_stays_with_all_epochs_aft
 
 def test_nothing_is_collected_without_a_snapshot(tmp_path: Path) -> None:
     publish(tmp_path, range(20))
-    log = ChangeLog(tmp_path).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path)
     assert sweep(log, current, at_ms=FAR_MS, retention_ms=0) == 0
     assert log.numbers("q.1") == list(range(20))
 
 
-def test_files_that_no_epoch_lists_go_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
+def test_unlisted_files_are_removed_after_later_epoch(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     changes = tmp_path / "job" / "q.1" / "changes"
     (changes / "1-orphan.arrow").write_bytes(b"of a failed task")
@@ -109,7 +107,7 @@ def test_files_that_no_epoch_lists_go_once_a_later_epoch_is_committed(tmp_path: 
     assert [file.name for file in changes.iterdir()] == ["3-running.arrow"]
 
 
-def test_a_reader_whose_epochs_were_collected_goes_on_from_the_snapshot(tmp_path: Path) -> None:
+def test_reader_without_its_epochs_continues_from_snapshot(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(10))
     applier, events = follower(log, tmp_path / "store")
@@ -152,9 +150,7 @@ def test_a_snapshot_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
 
 def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
     publish(tmp_path, range(5))
-    log = ChangeLog(tmp_path).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path)
     with read_snapshot(tmp_path, "job") as snapshot:
         first = snapshots.write(log, current, snapshot)
         second = snapshots.write(log, current, snapshot)
@@ -167,9 +163,7 @@ def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     write_log(tmp_path, "job", STATES, (put_number(number, "x") for number in range(1_000)), query_id="q")
     compact_log(str(tmp_path), "job", retention_ms=0)
-    log = ChangeLog(tmp_path).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path)
     manifest = snapshots.newest(log, current)
     assert manifest is not None
     assert len(manifest.files) > 5
@@ -195,16 +189,14 @@ def test_a_rewind_leaves_later_snapshots_behind(tmp_path: Path) -> None:
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     with LogWriter(tmp_path, "job", STATES, "q", on_rewind="truncate") as writer:
         writer.publish([put_number(1, "again")], 5)
-    log = ChangeLog(tmp_path).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path)
     assert snapshots.newest(log, current) is None
     with read_snapshot(tmp_path, "job") as snapshot:
         assert snapshot.value(b"job:v:1") == b"again"
         assert snapshot.value(b"job:v:7") is None
 
 
-def test_a_log_that_began_late_says_so_after_its_first_epochs_are_gone(tmp_path: Path) -> None:
+def test_late_log_says_so_after_first_epochs_are_gone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with LogWriter(log, "job", STATES, "q") as writer:
         for epoch in range(7, 12):
@@ -220,9 +212,7 @@ def test_replaced_generations_are_removed_when_the_new_one_is_old_enough(tmp_pat
     publish(tmp_path, range(3))
     with LogWriter(tmp_path, "job", STATES, "other") as writer:
         writer.publish([put_number(1, "x")], clock_ms=5_000)
-    log = ChangeLog(tmp_path).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path)
     sweep(log, current, at_ms=5_100, retention_ms=500)
     assert (tmp_path / "job" / "q.1").exists()
     sweep(log, current, at_ms=6_000, retention_ms=500)
@@ -386,7 +376,7 @@ def test_a_damaged_newest_snapshot_is_left_out_for_the_one_before(
     applier.close()
 
 
-def test_a_damaged_snapshot_that_nothing_stands_in_for_is_an_error_until_it_is_restored(tmp_path: Path) -> None:
+def test_irreplaceable_damaged_snapshot_is_an_error_until_restored(tmp_path: Path) -> None:
     log = tmp_path / "log"
     newer = two_snapshots(log)[0]
     kept = {path: path.read_bytes() for path in newer.glob("*.arrow")}

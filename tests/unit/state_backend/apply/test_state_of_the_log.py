@@ -17,6 +17,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.key_events import KeyEvent
 from state_backend.store.store import EpochChanges, Snapshot
+from tests.builders import current_of
 
 TTL = timedelta(seconds=1)
 TOTAL = StateDescriptor("total", value="v", reduce="sum", columns={"v": "bigint"}, key_format="total:<k>", ttl=TTL)
@@ -82,7 +83,7 @@ EXPECTED: dict[Write, object] = {
 
 @pytest.mark.parametrize("write", [total, members, elements, counted])
 @pytest.mark.parametrize("way", ["live", "snapshot", "reader ahead"])
-def test_key_that_expires_during_batch_is_present_on_all_servers(tmp_path: Path, write: Write, way: str) -> None:
+def test_key_expiring_during_batch_is_present_on_all_servers(tmp_path: Path, write: Write, way: str) -> None:
     """The batch's clock was read at 900, before the key's time at 1000; the servers look at 1500 and later."""
     writer = LogWriter(tmp_path / "log", "job", STATES, "q")
     writer.publish(write(0, 0), clock_ms=0)
@@ -100,14 +101,12 @@ def test_key_that_expires_during_batch_is_present_on_all_servers(tmp_path: Path,
         server.applier.close()
 
 
-def test_the_clock_of_an_epoch_never_falls_below_that_of_the_one_before(tmp_path: Path) -> None:
+def test_clock_of_epochs_never_goes_back(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "log", "job", STATES, "q")
     writer.publish([], clock_ms=5_000)
     writer.publish([], clock_ms=4_000)
     LogWriter(tmp_path / "log", "job", STATES, "q").publish([], clock_ms=3_000)
-    log = ChangeLog(tmp_path / "log").job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(tmp_path / "log")
     epochs = [log.epoch(current, number) for number in range(3)]
     assert [each.clock_ms for each in epochs if each is not None] == [5_000, 5_000, 5_000]
 
@@ -155,7 +154,7 @@ def test_expired_keys_of_a_stopped_job_are_not_counted_and_notified_once(store: 
     assert [key for key, what in recorded_events(store) if KeyEvent.EXPIRED in what] == [b"total:a"]
 
 
-def test_expired_key_that_an_epoch_changes_is_notified_again_and_counted_if_live(store: LmdbStore) -> None:
+def test_changed_expired_key_is_notified_again_and_counted_if_live(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0))
     store.expire(1_500, 100)
     assert store.applied.keys == {}
@@ -168,7 +167,7 @@ def test_expired_key_that_an_epoch_changes_is_notified_again_and_counted_if_live
     assert recorded_events(store)[-1][1][-1] is KeyEvent.EXPIRED
 
 
-def test_a_clock_that_is_set_back_by_hours_brings_keys_back_into_the_counts(store: LmdbStore) -> None:
+def test_clock_set_back_by_hours_restores_counts(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0), *members(0, 100_000))
     for now_ms, expected in ((3_600_000, {}), (50_000, {"recent": 1}), (101_000, {}), (100_000, {})):
         while store.expire(now_ms, 1) >= 1:
@@ -180,7 +179,7 @@ def test_a_clock_that_is_set_back_by_hours_brings_keys_back_into_the_counts(stor
     assert (store.applied.keys, store.applied.expiring, records(store)) == ({}, 0, 0)
 
 
-def test_fields_that_expire_one_by_one_are_notified_each_time(store: LmdbStore) -> None:
+def test_each_expired_field_is_notified(store: LmdbStore) -> None:
     fields = [Change("counts", Op.FOLD, b"counts:a", b"%d" % at_ms, b"1", at_ms) for at_ms in (100, 200, 300)]
     apply(store, 0, *fields)
     for now_ms in (150, 160, 250, 350):
@@ -196,7 +195,7 @@ def test_fields_that_expire_one_by_one_are_notified_each_time(store: LmdbStore) 
     assert (store.applied.expired_fields, records(store), len(recorded_events(store))) == (3, 0, 4)
 
 
-def test_readers_see_no_key_that_expired_by_the_clock_of_the_log(store: LmdbStore) -> None:
+def test_readers_see_no_key_expired_by_log_clock(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0))
     apply(store, 5_000)
     with store.snapshot(10) as shown:

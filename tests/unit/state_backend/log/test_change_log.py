@@ -31,7 +31,7 @@ from state_backend.model.errors import (
 from state_backend.model.records import Change, Op, changes_in, runs_of
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import slot_of
-from tests.builders import put_value
+from tests.builders import current_of, put_value
 from tests.unit.state_backend.dying import Died, Dying
 from tests.unit.state_backend.log.moves_like_hdfs import like_hdfs
 
@@ -50,9 +50,7 @@ def writer_of(root: Path | Filesystem, states: tuple[StateDescriptor, ...] = (TE
 
 def chain(root: Path | Filesystem) -> list[Epoch]:
     """Return the epochs as a reader walks them."""
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(root)
     last = log.newest(current)
     if last is None:
         return []
@@ -64,9 +62,7 @@ def chain(root: Path | Filesystem) -> list[Epoch]:
 
 
 def contents(root: Path | Filesystem) -> list[list[Change]]:
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
+    log, current = current_of(root)
     return [[c for run in log.runs(current.generation, epoch) for c in changes_in(run)] for epoch in chain(root)]
 
 
@@ -123,9 +119,7 @@ def test_a_change_file_is_named_after_its_epoch(tmp_path: Path) -> None:
         (StateDescriptor("temp", key="k", value="v", last_by="t"), 4),
     ],
 )
-def test_an_epoch_has_the_lowest_format_that_has_all_of_its_changes(
-    tmp_path: Path, state: StateDescriptor, lowest: int
-) -> None:
+def test_epoch_has_lowest_sufficient_format(tmp_path: Path, state: StateDescriptor, lowest: int) -> None:
     writer_of(tmp_path, (state,)).publish([])
     assert [epoch.format for epoch in chain(tmp_path)] == [lowest]
 
@@ -198,7 +192,7 @@ def test_a_run_around_a_slot_without_rows_of_it_is_left_out(tmp_path: Path) -> N
     assert found_of("c", log, epoch) == [2]
 
 
-def test_a_file_is_opened_only_for_runs_of_the_slots_that_are_not_done(tmp_path: Path) -> None:
+def test_file_is_opened_only_for_unfinished_slots(tmp_path: Path) -> None:
     log, epoch = epoch_of_runs(tmp_path, [["b", "a"], ["b"], ["a"]], [])
     for file in epoch.files[:2]:
         (tmp_path / log.changes_folder("q1.1") / file.name).unlink()
@@ -305,7 +299,7 @@ def test_a_new_query_id_is_a_new_generation_with_a_chain_of_its_own(tmp_path: Pa
     assert writer.current.term == 2
 
 
-def test_without_a_query_id_a_writer_goes_on_with_the_generation_that_is_there(tmp_path: Path) -> None:
+def test_writer_without_query_id_continues_generation(tmp_path: Path) -> None:
     LogWriter(tmp_path, "job", [TEMP]).publish([put(b"a")])
     assert LogWriter(tmp_path, "job", [TEMP]).publish([put(b"b")]) == 1
 
@@ -329,7 +323,7 @@ def test_a_writer_of_another_query_fences_as_well(tmp_path: Path) -> None:
         older.publish([put(b"lost")])
 
 
-def test_of_two_writers_that_both_passed_the_look_one_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_racing_writers_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = writer_of(tmp_path)
     newer = writer_of(tmp_path)
     with monkeypatch.context() as patched:
@@ -357,7 +351,7 @@ def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
     assert log.heartbeat() == {}
 
 
-def test_a_heartbeat_that_is_not_due_is_not_written(tmp_path: Path) -> None:
+def test_early_heartbeat_is_not_written(tmp_path: Path) -> None:
     class Costly(LocalFilesystem):
         heartbeat_interval_s = 3600.0
 
@@ -396,7 +390,7 @@ def test_a_commit_without_rows_is_the_same_epoch_as_no_changes(
     assert caplog.records == []
 
 
-def test_a_log_that_began_late_is_warned_of_at_its_first_epoch_and_by_each_writer(
+def test_late_log_is_warned_of_at_first_epoch_and_by_each_writer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = writer_of(tmp_path)
@@ -408,9 +402,7 @@ def test_a_log_that_began_late_is_warned_of_at_its_first_epoch_and_by_each_write
     assert [record.getMessage().count("begins at epoch 5 of its query") for record in caplog.records] == [1, 1]
 
 
-def test_a_replay_that_differs_is_warned_of_and_the_first_stands(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_different_replay_is_warned_of_and_first_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer_of(tmp_path).publish([put(b"a")])
     with caplog.at_level(logging.WARNING):
         writer_of(tmp_path).publish([put(b"a", b"other")], epoch=0)
@@ -427,7 +419,7 @@ def test_rewound_checkpoint_is_refused_with_a_remedy(tmp_path: Path) -> None:
     assert writer.publish([]) == 3
 
 
-def test_a_rewind_that_was_asked_for_ends_the_chain_before_it(tmp_path: Path) -> None:
+def test_requested_rewind_ends_chain_before_it(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, on_rewind="truncate")
     for number in range(5):
         writer.publish([put(b"%d" % number)])
@@ -444,7 +436,7 @@ def test_a_rewind_to_before_the_first_epoch_leaves_an_empty_chain(tmp_path: Path
     assert contents(tmp_path) == [[put(b"b")]]
 
 
-def test_a_log_that_began_late_with_its_whole_state_lacks_nothing_and_may_begin_anew_there(tmp_path: Path) -> None:
+def test_late_log_with_whole_state_is_complete_and_may_begin_anew(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, on_rewind="truncate")
     writer.publish([put(b"a")], epoch=5, replaces=["temp"])
     writer.publish([put(b"b")])
@@ -496,7 +488,7 @@ def test_a_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: 
     assert len(ChangeLog(tmp_path).job("job").numbers("q1.1")) == 4
 
 
-def test_an_epoch_whose_change_file_is_gone_is_not_committed(tmp_path: Path) -> None:
+def test_epoch_without_its_change_file_is_not_committed(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     file, _ = writer.change_files(0).write(runs_of([put(b"a", b"x" * 100_000)], ["temp"]))
     assert file is not None
@@ -509,7 +501,7 @@ def test_an_epoch_whose_change_file_is_gone_is_not_committed(tmp_path: Path) -> 
     assert chain(tmp_path) == []
 
 
-def test_query_that_returns_continues_from_copy_of_its_state(tmp_path: Path) -> None:
+def test_returning_query_continues_from_copy_of_its_state(tmp_path: Path) -> None:
     for number in range(3):
         writer_of(tmp_path).publish([put(b"%d" % number, b"x" * 100_000)])
     writer_of(tmp_path, query_id="q2").publish([put(b"other")])
@@ -519,7 +511,7 @@ def test_query_that_returns_continues_from_copy_of_its_state(tmp_path: Path) -> 
     assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_query_that_may_begin_anew_does(tmp_path: Path) -> None:
+def test_permitted_query_begins_anew(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"a")])
     assert writer_of(tmp_path, starts_empty=True).publish([put(b"b")]) == 0
     assert contents(tmp_path) == [[put(b"b")]]
@@ -545,9 +537,7 @@ def test_a_hole_in_the_files_is_named(tmp_path: Path) -> None:
         writer_of(tmp_path)
 
 
-def test_epochs_that_are_collected_while_they_are_listed_are_no_hole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_collected_during_listing_are_no_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing may show a file that was removed before another one that it does not show any more."""
     writer = writer_of(tmp_path)
     for _ in range(5):
@@ -666,13 +656,13 @@ def test_a_damaged_term_or_claim_is_named(tmp_path: Path, content: str) -> None:
         writer.publish([])
 
 
-def test_a_generation_that_no_term_begins_is_named(tmp_path: Path) -> None:
+def test_generation_without_term_is_named(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
     with pytest.raises(LogCorruptError, match=r"no term .* begins generation q1\.7"):
         ChangeLog(tmp_path).job("job").description("q1.7")
 
 
-def test_a_change_file_that_no_epoch_lists_does_not_exist_for_a_reader(tmp_path: Path) -> None:
+def test_unlisted_change_file_is_invisible_to_readers(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     file, _ = writer.change_files(0).write(runs_of([put(b"lost", b"x" * 100_000)], ["temp"]))
     assert file is not None
@@ -680,7 +670,7 @@ def test_a_change_file_that_no_epoch_lists_does_not_exist_for_a_reader(tmp_path:
     assert contents(tmp_path) == [[put(b"a")]]
 
 
-def test_a_task_that_fails_in_the_middle_leaves_no_change_file(tmp_path: Path) -> None:
+def test_failed_task_leaves_no_change_file(tmp_path: Path) -> None:
     def runs() -> Any:
         yield from runs_of([put(b"a", b"x" * 100_000)], ["temp"])
         raise ZeroDivisionError
@@ -707,7 +697,7 @@ def test_new_jobs_begin_in_the_root_and_in_folders_without_anything_else(tmp_pat
     assert ChangeLog(elsewhere).folders_of_new_jobs([]) == []
 
 
-def test_the_files_are_arrow_and_json_that_anyone_can_read(tmp_path: Path) -> None:
+def test_files_are_readable_arrow_and_json(tmp_path: Path) -> None:
     _, epoch, file = large_epoch(tmp_path)
     assert pa.ipc.open_file(str(file)).read_all().num_rows == 1000
     assert json.loads(epoch_file(tmp_path, 0).read_text())["rows"] == epoch.rows == 1000

@@ -18,7 +18,7 @@ from state_backend.apply import snapshots
 from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
-from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
+from state_backend.log.change_log import ChangeLog, CurrentGeneration
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.local import _temporary_of
 from state_backend.log.garbage_collector import sweep
@@ -26,7 +26,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError
 from state_backend.model.records import Change, Op, runs_of
-from tests.builders import put_large
+from tests.builders import current_of, numbers_in, put_large
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
@@ -42,19 +42,7 @@ def publish(root: Path | LocalFilesystem, epochs: range, query_id: str = "q", **
     return writer
 
 
-def keys(root: Path) -> list[int]:
-    with read_snapshot(root, "job") as shown:
-        return sorted(map(int, shown.scan(0, 1 << 20)[1]))
-
-
-def job_of(root: Path) -> tuple[JobLog, CurrentGeneration]:
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
-    return log, current
-
-
-def test_a_compactor_that_was_stopped_for_long_leaves_the_generation_that_came_meanwhile(
+def test_paused_compactor_keeps_newer_generation(
     tmp_path: Path,
 ) -> None:
     """The process is stopped (SIGSTOP) behind its snapshot; its checkpoint is deleted, and the query begins anew."""
@@ -85,38 +73,36 @@ def test_a_compactor_that_was_stopped_for_long_leaves_the_generation_that_came_m
         assert process.wait() == 0
     finally:
         process.kill()
-    assert keys(log) == [0, 1, 2, 3, 4]
+    assert numbers_in(log) == [0, 1, 2, 3, 4]
     assert LogWriter(log, "job", [STATE], "another").publish([put(5)]) == 5
-    assert keys(log) == [0, 1, 2, 3, 4, 5]
+    assert numbers_in(log) == [0, 1, 2, 3, 4, 5]
 
 
 def test_sweep_planned_before_rewind_keeps_files_of_new_servers(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(7), on_rewind="truncate")
-    log, before = job_of(tmp_path)
+    log, before = current_of(tmp_path)
     with read_snapshot(tmp_path, "job", at_ms=0) as shown:
         snapshots.write(log, before, shown)
     for number in (5, 6):
         writer.publish([put(10 + number)], number, clock_ms=2_000)
     sweep(log, before, FAR_MS, retention_ms=0)
-    assert keys(tmp_path) == [0, 1, 2, 3, 4, 15, 16]
+    assert numbers_in(tmp_path) == [0, 1, 2, 3, 4, 15, 16]
     assert LogWriter(tmp_path, "job", [STATE], "q").publish([put(17)]) == 7
 
 
-def test_a_collection_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_path: Path) -> None:
+def test_collection_keeps_change_files_of_rewinding_batch(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(7), on_rewind="truncate")
     writer.start(2)
     file, _ = writer.change_files(2).write(runs_of([put(12)], ["s"]))
     assert file is not None
-    log, current = job_of(tmp_path)
+    log, current = current_of(tmp_path)
     for generation in ("q.1", current.generation):
         sweep(log, CurrentGeneration(generation, 1), FAR_MS, retention_ms=0)
     assert writer.commit(2, clock_ms=2_000, files=[file], rows=1)
-    assert keys(tmp_path) == [0, 1, 12]
+    assert numbers_in(tmp_path) == [0, 1, 12]
 
 
-def test_an_epoch_that_a_writer_makes_again_after_it_was_collected_does_not_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collected_epoch_written_again_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older writer has looked whether it is in charge, and is stopped there for longer than the retention."""
     zombie = publish(tmp_path, range(3))
     look = zombie.check_in_charge
@@ -131,10 +117,10 @@ def test_an_epoch_that_a_writer_makes_again_after_it_was_collected_does_not_exis
         zombie.publish([Change("s", Op.PUT, b"3", None, b"of the zombie")], 3)
     epochs = tmp_path / "job" / "q.1" / "epochs"
     assert sorted(file.name for file in epochs.iterdir()) == ["3.json", "7.json"]
-    assert keys(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert numbers_in(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 7]
     with read_snapshot(tmp_path, "job") as shown:
         assert shown.value(b"3") == put(3).value
-    log, current = job_of(tmp_path)
+    log, current = current_of(tmp_path)
     assert (log.numbers("q.1"), log.epoch(current, 3)) == ([7], None)
     applier = Applier(ChangeLog(tmp_path), "job", tmp_path.with_name("store"), lambda event: None)
     applier.step()
@@ -147,7 +133,7 @@ def test_an_epoch_that_a_writer_makes_again_after_it_was_collected_does_not_exis
     assert list((tmp_path / "job" / "q.1" / "changes").glob("3-*")) == []
 
 
-def test_a_generation_that_is_just_being_begun_is_not_collected(tmp_path: Path) -> None:
+def test_beginning_generation_is_not_collected(tmp_path: Path) -> None:
     """A sweep runs before each change that the new writer makes to the disk."""
     publish(tmp_path, range(3))
 
@@ -161,7 +147,7 @@ def test_a_generation_that_is_just_being_begun_is_not_collected(tmp_path: Path) 
             return super().copy(source, target)
 
     publish(Swept(tmp_path), range(2), "another")
-    assert keys(tmp_path) == [0, 1]
+    assert numbers_in(tmp_path) == [0, 1]
 
 
 def test_files_of_killed_tasks_are_collected_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
@@ -174,20 +160,20 @@ def test_files_of_killed_tasks_are_collected_once_a_later_epoch_is_committed(tmp
     assert left_behind == ["2", "3", "3.json", "4"], "of the last epoch, which may be replayed, and of later ones"
 
 
-def test_a_collection_returns_the_number_of_files_and_folders_that_it_removed(tmp_path: Path) -> None:
+def test_collection_returns_number_of_removed_entries(tmp_path: Path) -> None:
     publish(tmp_path, range(2), "old")
     publish(tmp_path, range(5))
-    log, current = job_of(tmp_path)
+    log, current = current_of(tmp_path)
     with read_snapshot(tmp_path, "job") as shown:
         snapshots.write(log, current, shown)
     assert sweep(log, current, FAR_MS, retention_ms=0) == 4 + 4 + 1, "change files, epochs, and the generation before"
     assert sweep(log, current, FAR_MS, retention_ms=0) == 0
 
 
-def test_sweep_continues_one_that_stopped_after_raising_retained_from(tmp_path: Path) -> None:
+def test_collection_continues_interrupted_one(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     LocalFilesystem(tmp_path).create("job/q.1/floor/2", b"")
-    log, current = job_of(tmp_path)
+    log, current = current_of(tmp_path)
     sweep(log, current, 0, retention_ms=0)
     folder = tmp_path / "job" / "q.1"
     assert [file.name for file in (folder / "epochs").iterdir()] == ["2.json"]
@@ -198,7 +184,7 @@ def test_the_two_newest_snapshots_remain(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(0))
     for number in range(4):
         writer.publish([put(number)], clock_ms=1_000 + number)
-        log, current = job_of(tmp_path)
+        log, current = current_of(tmp_path)
         with read_snapshot(tmp_path, "job") as shown:
             snapshots.write(log, current, shown)
         sweep(log, current, FAR_MS, retention_ms=0)
@@ -214,7 +200,7 @@ def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "job" / "heartbeats").iterdir()] == ["3.json"]
 
 
-def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:
+def test_unbegun_generation_is_removed(tmp_path: Path) -> None:
     publish(tmp_path, range(2))
     (tmp_path / "job" / "q.2" / "epochs").mkdir(parents=True)
     claimed = ChangeLog(tmp_path).job("job").terms.claim(1)
@@ -223,10 +209,10 @@ def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:
     publish(tmp_path, range(2, 3))
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     assert not (tmp_path / "job" / "q.2").exists()
-    assert keys(tmp_path) == [0, 1, 2]
+    assert numbers_in(tmp_path) == [0, 1, 2]
 
 
-def test_query_that_returns_begins_anew_once_its_files_are_being_removed(tmp_path: Path) -> None:
+def test_returning_query_begins_anew_during_removal_of_its_files(tmp_path: Path) -> None:
     publish(tmp_path, range(4))
     publish(tmp_path, range(2), "another")
 

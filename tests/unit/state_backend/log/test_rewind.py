@@ -11,12 +11,11 @@ import pytest
 from state_backend.apply import snapshots
 from state_backend.apply.replay import read_snapshot
 from state_backend.log import rewind
-from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogCorruptError, RewoundCheckpointError
-from tests.builders import put_large
+from tests.builders import current_of, numbers_in, put_large
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
@@ -30,18 +29,6 @@ def writer_of(root: Path, query_id: str = "q", **more: Any) -> LogWriter:
     return LogWriter(root, "job", [STATE], query_id, **{"sends_heartbeats": False} | more)
 
 
-def job_of(root: Path) -> tuple[JobLog, CurrentGeneration]:
-    log = ChangeLog(root).job("job")
-    current = log.current()
-    assert current is not None
-    return log, current
-
-
-def keys(root: Path) -> list[int]:
-    with read_snapshot(root, "job") as shown:
-        return sorted(map(int, shown.scan(0, 1 << 20)[1]))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A log of the query `q` that begins with a snapshot, because the epochs before it are swept."""
@@ -49,21 +36,21 @@ def root(tmp_path: Path) -> Path:
         for number in range(LAST + 1):
             writer.publish([put(number)], number)
             if number == SNAPSHOT:
-                log, current = job_of(tmp_path)
+                log, current = current_of(tmp_path)
                 with read_snapshot(tmp_path, "job") as shown:
                     snapshots.write(log, current, shown)
                 sweep(log, current, FAR_MS, retention_ms=0)
-    log, current = job_of(tmp_path)
+    log, current = current_of(tmp_path)
     assert log.numbers(current.generation) == list(range(SNAPSHOT, LAST + 1))
     return tmp_path
 
 
-def test_a_query_that_returns_has_its_snapshot_and_all_epochs_behind_it(root: Path) -> None:
+def test_returning_query_has_its_snapshot_and_later_epochs(root: Path) -> None:
     writer_of(root, "another").publish([put(100)])
     back = writer_of(root)
     assert (back.generation, back.publish([put(LAST + 1)])) == ("q.3", LAST + 1)
-    assert keys(root) == list(range(LAST + 2))
-    log, current = job_of(root)
+    assert numbers_in(root) == list(range(LAST + 2))
+    log, current = current_of(root)
     assert (log.floor("q.3"), log.numbers("q.3")) == (SNAPSHOT, list(range(SNAPSHOT, LAST + 2)))
     assert [manifest.epoch for manifest in log.snapshots(current)] == [SNAPSHOT]
 
@@ -71,7 +58,7 @@ def test_a_query_that_returns_has_its_snapshot_and_all_epochs_behind_it(root: Pa
 @pytest.mark.parametrize("number", range(SNAPSHOT + 1, LAST))
 def test_a_checkpoint_may_be_set_back_to_any_epoch_behind_the_snapshot(root: Path, number: int) -> None:
     assert writer_of(root, on_rewind="truncate").publish([put(100)], number) == number
-    assert keys(root) == [*range(number), 100]
+    assert numbers_in(root) == [*range(number), 100]
 
 
 @pytest.mark.parametrize("number", [1, SNAPSHOT - 1, SNAPSHOT])
@@ -79,23 +66,23 @@ def test_checkpoint_cannot_be_set_back_before_snapshot(root: Path, number: int) 
     writer = writer_of(root, on_rewind="truncate")
     with pytest.raises(RewoundCheckpointError, match=f"set back to epoch {number}"):
         writer.publish([put(100)], number)
-    assert keys(root) == list(range(LAST + 1))
+    assert numbers_in(root) == list(range(LAST + 1))
 
 
 def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_is_copied(root: Path) -> None:
-    log, current = job_of(root)
+    log, current = current_of(root)
     with read_snapshot(root, "job") as shown:
         snapshots.write(log, current, shown)
     (root / "job" / "q.1" / "snapshots" / f"{LAST}" / "manifest.json").write_bytes(b"{}")
     writer_of(root, "another").publish([put(100)])
     assert writer_of(root).publish([put(LAST + 1)]) == LAST + 1
-    log, current = job_of(root)
+    log, current = current_of(root)
     assert [manifest.epoch for manifest in log.snapshots(current)] == [SNAPSHOT]
-    assert keys(root) == list(range(LAST + 2))
+    assert numbers_in(root) == list(range(LAST + 2))
 
 
 def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
-    log, current = job_of(root)
+    log, current = current_of(root)
     assert rewind.reaches(log, current, LAST)
     (root / "job" / "q.1" / "epochs" / f"{LAST - 1}.json").unlink()
     assert not rewind.reaches(log, current, LAST)
@@ -103,7 +90,7 @@ def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", [f"snapshots/{SNAPSHOT}/*.arrow", f"changes/{LAST}-*.arrow"])
-def test_a_missing_file_that_was_not_collected_is_an_error(root: Path, pattern: str) -> None:
+def test_missing_uncollected_file_is_an_error(root: Path, pattern: str) -> None:
     (file,) = (root / "job" / "q.1").glob(pattern)
     file.unlink()
     writer_of(root, "another").publish([put(100)])

@@ -141,7 +141,7 @@ def test_leaves_are_found_in_each_version_however_unevenly_positions_lie(
                 assert lookup.look_up(pages, "keys", some) == found
 
 
-def test_a_block_that_was_found_before_is_found_again_and_anew_in_a_newer_version(
+def test_found_block_is_found_again_and_in_newer_version(
     environment: lmdb.Environment,
 ) -> None:
     dice = random.Random(7)

@@ -8,7 +8,7 @@ from resp_server.backends.redis.hello import hello_fields
 from resp_server.protocol.replies import encode
 
 
-def test_the_fields_about_the_server_are_taken_and_those_about_a_connection_are_not() -> None:
+def test_only_fields_about_server_are_taken() -> None:
     module = [b"name", b"search", b"ver", 20811]
     reply = encode([b"server", b"redis", b"version", b"7.0.15", b"proto", 2, b"id", 5, b"modules", [module]], 2)  # type: ignore[list-item]
     assert hello_fields(reply) == {
@@ -18,7 +18,7 @@ def test_the_fields_about_the_server_are_taken_and_those_about_a_connection_are_
     }
 
 
-def test_a_server_that_does_not_know_hello_says_nothing() -> None:
+def test_unknown_hello_has_no_fields() -> None:
     assert hello_fields(b"-ERR unknown command\r\n") == {}
 
 
