@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = Result(client.name, list(_runs(client, options.place or PLACES, places)))
             is_good &= _print_result(result, intended, is_whole=not options.place)
             results.append((client, result))
-    if options.page is not None and not options.quick:
+    if options.page is not None and not options.quick and not options.place:
         former = options.page.read_text(encoding="utf-8") if len(results) < len(list(clients())) else ""
         put_into(options.page, page.tables(results, intended, former), page.MARKS)
     return 0 if is_good else 1
@@ -69,7 +69,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m compat.client_programs", description=__doc__)
     names = [each.name for each in clients()]
     parser.add_argument("--client", action="append", choices=names, help="this client alone; may be repeated")
-    parser.add_argument("--place", action="append", choices=PLACES, help="this place alone; may be repeated")
+    parser.add_argument(
+        "--place", action="append", choices=PLACES, help="this place alone; may be repeated; the page stays as it is"
+    )
     parser.add_argument(
         "--quick",
         action="store_true",

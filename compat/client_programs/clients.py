@@ -127,8 +127,7 @@ def _build(source: Path, part: str, built: Path) -> None:
     if (source / "Cargo.toml").exists():
         _run(["cargo", "build", "--quiet", "--release", "--bin", part, "--target-dir", str(built)], source)
     if (source / "package.json").exists():
-        for each in ("package.json", "package-lock.json"):
-            shutil.copy(source / each, built)
+        shutil.copytree(source, built, dirs_exist_ok=True)  # Node finds packages beside the program
         _run(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"], built)
     if (source / "requirements.txt").exists():
         _run([sys.executable, "-m", "venv", str(built)], source)

@@ -17,6 +17,9 @@ import io.lettuce.core.cluster.ClusterClientOptions;
 import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.api.sync.RedisAdvancedClusterCommands;
+import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
+import io.lettuce.core.cluster.pubsub.RedisClusterPubSubAdapter;
+import io.lettuce.core.cluster.pubsub.StatefulRedisClusterPubSubConnection;
 import io.lettuce.core.protocol.ProtocolVersion;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
@@ -37,6 +40,9 @@ import java.util.stream.IntStream;
 
 /** Lettuce: one connection for all threads, in both protocols; messages, client-side caching; the cluster client. */
 public final class LettuceProgram {
+    /** Of the slot of the key whose server ends. */
+    private static final String CHANNEL = "own:{job:text:007}";
+
     public static void main(String[] arguments) throws Exception {
         if (Steps.PLACE.equals("cluster")) {
             cluster();
@@ -186,6 +192,8 @@ public final class LettuceProgram {
         String[] keys = IntStream.range(0, Steps.TEXTS).mapToObj(Steps::text).toArray(String[]::new);
         Steps.step("MGET of all slots", () -> redis.mget(keys));
         Steps.step("a map", () -> Steps.sorted(redis.hgetall("job:map:flight")));
+        BlockingQueue<String> messages = sharded(client);
+        Steps.step("a message of a sharded channel", () -> List.of(redis.spublish(CHANNEL, "before"), String.valueOf(messages.poll(30, TimeUnit.SECONDS))));
         Steps.step("after a server's end", () -> {
             Steps.ask("kill", "job:text:007");
             return Steps.eventually(() -> redis.mget(keys), found -> found.stream().allMatch(KeyValue::hasValue));
@@ -194,7 +202,33 @@ public final class LettuceProgram {
             Steps.ask("put", "job:text:live", "2");
             return Steps.untilEqual(() -> redis.get("job:text:live"), "2");
         });
+        Steps.step("a sharded channel's subscription ends with its server", () -> {
+            for (int each = 0; each < 300; each++) {
+                redis.spublish(CHANNEL, "after");
+                String message = messages.poll(100, TimeUnit.MILLISECONDS);
+                if (message != null) return message;
+            }
+            return "no message for 30 s";
+        });
+        Steps.step("a new subscription", () -> {
+            BlockingQueue<String> others = sharded(client);
+            return List.of(redis.spublish(CHANNEL, "again"), String.valueOf(others.poll(30, TimeUnit.SECONDS)));
+        });
         client.shutdown(Duration.ZERO, Duration.ofSeconds(2));
+    }
+
+    /** Return the messages of a sharded channel of the server that ends. */
+    private static BlockingQueue<String> sharded(RedisClusterClient client) {
+        BlockingQueue<String> messages = new ArrayBlockingQueue<>(1_000);
+        StatefulRedisClusterPubSubConnection<String, String> connection = client.connectPubSub();
+        connection.addListener(new RedisClusterPubSubAdapter<>() {
+            @Override
+            public void smessage(RedisClusterNode node, String channel, String message) {
+                messages.add(message);
+            }
+        });
+        connection.sync().ssubscribe(CHANNEL);
+        return messages;
     }
 
     /** A connection that is subscribed to a channel. */

@@ -1,0 +1,1 @@
+"""Programs of redis-py."""
