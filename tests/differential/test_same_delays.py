@@ -89,9 +89,7 @@ def test_a_pause_of_writes_delays_the_same_requests_at_a_server(pair: Pair, line
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line != "CLIENT ID"])
-def test_a_pause_of_writes_delays_the_same_requests_at_a_proxy_with_an_upstream(
-    overlay: Overlay, direct: Connection, line: str
-) -> None:
+def test_pause_of_writes_delays_same_requests_at_overlay(overlay: Overlay, direct: Connection, line: str) -> None:
     found = [paused(server, line, direct) for server in (overlay.upstream, overlay.proxy)]
     assert found[0] == found[1]
 
@@ -186,9 +184,7 @@ def test_verbs_about_other_clients_have_the_replies_of_the_upstream_alone(
     assert found[0] == found[1]
 
 
-def test_a_killed_client_that_is_blocked_at_the_upstream_takes_nothing_from_there(
-    overlay: Overlay, direct: Connection
-) -> None:
+def test_killed_blocked_client_takes_nothing_from_upstream(overlay: Overlay, direct: Connection) -> None:
     direct.call("FLUSHALL")
     for server in (overlay.upstream, overlay.proxy):
         with server.connect() as control, server.connect() as client:

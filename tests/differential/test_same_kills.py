@@ -50,7 +50,7 @@ def test_client_kill_disconnects_the_same_clients_as_redis(pair: Pair, filters: 
     assert who_is_left(pair.sparkis, filters) == who_is_left(pair.redis, filters)
 
 
-def test_a_killed_client_is_not_listed_by_the_next_request_of_the_same_buffer(pair: Pair) -> None:
+def test_killed_client_is_unlisted_for_next_request_of_buffer(pair: Pair) -> None:
     with pair.sparkis.connect() as killer, pair.sparkis.connect() as other:
         other_id = str(other.call("CLIENT", "ID").value)
         killer.send(request("CLIENT", "KILL", "ID", other_id) + request("CLIENT", "LIST", "ID", other_id))

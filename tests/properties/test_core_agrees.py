@@ -253,7 +253,7 @@ cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIEN
     ).map(lambda groups: [request for group in groups for request in group]),
     st.lists(st.integers(0, 1_000), max_size=6),
 )
-def test_a_client_that_tracks_keys_may_cache_the_same_ones_as_without_the_core(
+def test_tracking_client_may_cache_the_same_keys_as_without_core(
     options: bytes, sent: list[list[bytes]], places: list[int]
 ) -> None:
     data = requests([[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", *options.split()], *sent])
@@ -344,7 +344,7 @@ def test_the_core_compares_many_keys_with_many_patterns_of_a_user() -> None:
     assert left_to_general_path([requests([slow])], [b"resetkeys", b"~*" + b"a" * 1_000 + b"b", b"~j:v:*"]) == [slow]
 
 
-def test_the_core_leaves_no_transaction_of_a_proxy_at_its_own_epoch_to_the_general_path() -> None:
+def test_core_answers_transactions_of_proxy_at_its_epoch() -> None:
     follow = [b"STATE", b"FOLLOW"]
     transaction = [[b"STATE", b"AT", b"j", b"1", b"1", b"%d" % NOW_MS], *TRANSACTION]
     assert left_to_general_path([requests([follow]), requests(transaction * 300)]) == [follow]

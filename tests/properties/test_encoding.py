@@ -57,7 +57,7 @@ def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 7) | st.integers(0, (1 << 46) - 1), max_size=300))
 @example([5] * (1 << 16))
-def test_rows_are_ordered_by_their_positions_and_rows_of_one_position_keep_their_order(positions: list[int]) -> None:
+def test_rows_are_ordered_stably_by_position(positions: list[int]) -> None:
     expected = sorted(range(len(positions)), key=positions.__getitem__)
     for ordered, rows in (order(np.array(positions, np.uint64)) for order in (order_of, order_in_numpy)):
         assert rows.tolist() == expected
@@ -193,7 +193,7 @@ PLAN = RowPlan(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.none() | st.text(max_size=3)), max_size=30),
     st.lists(st.integers(0, 30), max_size=5),
 )
-def test_however_rows_are_cut_into_batches_the_last_of_each_key_and_field_wins(
+def test_last_row_of_key_and_field_wins_in_any_batches(
     rows: list[tuple[str, str, str | None]], cuts: list[int]
 ) -> None:
     rows.sort(key=lambda row: row[:2])  # as Spark hands them over; of equal keys the later stays later
@@ -224,7 +224,7 @@ TOTALS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "count": sum, "min"
     ),
     st.lists(st.integers(0, 30), max_size=5),
 )
-def test_however_rows_are_cut_into_batches_those_of_each_key_and_field_become_one_change_that_folds(
+def test_rows_of_key_and_field_become_one_fold_in_any_batches(
     how: str, rows: list[tuple[str, str, int | None]], cuts: list[int]
 ) -> None:
     state = StateDescriptor("s", "k", "n", field="f", reduce=how, columns={"n": "bigint"})

@@ -95,7 +95,7 @@ def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch
         subject.run(b"\0\0nope\r\n")
 
 
-def test_a_connection_that_always_has_more_to_do_is_found_and_leaves_nothing_behind(subject: Subject) -> None:
+def test_endlessly_busy_connection_is_found_and_removed(subject: Subject) -> None:
     with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="not idle"):
         patched.setattr(connection, "TURN_NS_MAX", 0)
         patched.setattr(Connection, "_advance", lambda *ignored: True)

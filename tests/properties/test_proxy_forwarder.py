@@ -369,7 +369,7 @@ def test_keys_are_recorded_when_their_reply_arrives() -> None:
     assert invalidated(state) == [[other]]
 
 
-def test_a_reply_that_was_requested_before_all_keys_were_invalidated_is_followed_by_an_invalidation() -> None:
+def test_reply_to_request_before_flush_is_followed_by_invalidation() -> None:
     scene, sink = Scene(), ForwarderSink()
     state, key = tracking_client(scene), of_slots(0)
     scene.forwarder.forward(sink, pack((b"GET", key)), 2, tracking_state=state)
@@ -479,13 +479,13 @@ def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
     assert asked_of_each == [of_upstream if number == database else b"" for number in range(3)]
 
 
-def test_without_an_upstream_requests_in_another_database_take_the_general_path() -> None:
+def test_other_database_without_upstream_takes_general_path() -> None:
     scene = Scene()
     assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, 1) == 0
     assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, 0) == len(pack((b"GET", b"k")))
 
 
-def test_before_the_owners_are_known_requests_in_any_database_take_the_general_path() -> None:
+def test_requests_before_owners_are_known_take_general_path() -> None:
     scene = Scene()
     scene.use_upstream({})
     scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
@@ -505,7 +505,7 @@ def test_the_first_pattern_of_a_key_decides() -> None:
     assert parsed(scene.connection_of(b"a:c").asked()) == [[b"GET", b"a:c"]]
 
 
-def test_a_client_whose_upstream_connection_is_its_own_takes_the_general_path() -> None:
+def test_client_with_dedicated_connection_takes_general_path() -> None:
     scene = Scene()
     scene.use_upstream({}, connection_of=lambda client, protocol, database: None)
     assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2) == 0
@@ -562,7 +562,7 @@ def test_cached_replies_come_in_the_order_of_the_requests(
     assert cache.hits == sum(words[1][:2] == b"c:" for words in forwarded)
 
 
-def test_mget_of_states_keys_in_another_database_is_forwarded_despite_patterns() -> None:
+def test_mget_of_state_keys_in_other_database_is_forwarded() -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.use_upstream({0: [ForwardedKeys(b"*", Destination.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
@@ -692,7 +692,7 @@ def two_parts() -> tuple[Scene, ForwarderSink, bytes]:
 
 @pytest.mark.parametrize("line", [b"-NOEPOCH job 1:1\r\n", b"-EXECABORT x\r\n", b"+PONG\r\n"])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_a_part_of_a_transaction_that_a_server_refuses_has_the_whole_sent_again(line: bytes, at: int) -> None:
+def test_refused_transaction_part_resends_the_whole(line: bytes, at: int) -> None:
     scene, sink, data = two_parts()
     single = slot_of(OF_STATES[1]) % 2
     for number, connection in enumerate(scene.connections):
@@ -718,7 +718,7 @@ def test_a_part_of_a_transaction_that_a_server_refuses_has_the_whole_sent_again(
         (b"$1\r\nb\r\n:1\r\n", True),
     ],
 )
-def test_an_item_of_a_divided_transaction_is_a_reply_unless_its_slot_has_moved(item: bytes, is_resent: bool) -> None:
+def test_item_of_divided_transaction_is_a_reply_unless_slot_moved(item: bytes, is_resent: bool) -> None:
     scene, sink, data = two_parts()
     single = slot_of(OF_STATES[1]) % 2
     for number, connection in enumerate(scene.connections):
@@ -730,7 +730,7 @@ def test_an_item_of_a_divided_transaction_is_a_reply_unless_its_slot_has_moved(i
     assert sink.replies == [first + item + b"$1\r\na\r\n"] * (not is_resent)
 
 
-def test_a_transaction_over_servers_at_different_epochs_takes_the_general_path() -> None:
+def test_transaction_over_uneven_epochs_takes_general_path() -> None:
     scene, sink = Scene(), ForwarderSink()
     one, both = [(b"GET", of_slots(0))] * 2, [(b"GET", of_slots(0)), (b"GET", of_slots(1))]
     scene.cluster.epochs.is_aligned = False
@@ -741,7 +741,7 @@ def test_a_transaction_over_servers_at_different_epochs_takes_the_general_path()
 
 
 @pytest.mark.parametrize("is_newest", [True, False])
-def test_keys_of_a_divided_transaction_are_recorded_if_no_newer_epoch_was_announced(is_newest: bool) -> None:
+def test_keys_of_divided_transaction_are_recorded_at_newest_epoch(is_newest: bool) -> None:
     scene, sink, state = Scene(), ForwarderSink(), None
     state, keys = tracking_client(scene), [of_slots(0), of_slots(1)]
     data = b"".join(map(pack, (MULTI, *((b"GET", key) for key in keys), EXEC)))
@@ -755,7 +755,7 @@ def test_keys_of_a_divided_transaction_are_recorded_if_no_newer_epoch_was_announ
     assert bool(invalidated(state)) is not is_newest
 
 
-def test_a_transaction_that_exceeds_the_room_of_a_batch_is_not_forwarded_with_those_before_it() -> None:
+def test_transaction_beyond_batch_room_is_forwarded_later() -> None:
     scene, sink = Scene(), ForwarderSink()
     short = b"".join(map(pack, [MULTI, (b"GET", of_slots(0)), (b"GET", of_slots(1)), EXEC])) * 63
     for count in (3_900, 4_000, 5_000):
@@ -779,7 +779,7 @@ def test_a_long_transaction_is_forwarded_as_a_whole() -> None:
     assert scene.forwarder.forward(sink, data[:-1], 2) == 0 and scene.forwarder.has_partial
 
 
-def test_the_keys_of_a_transaction_are_recorded_when_the_reply_to_exec_arrives() -> None:
+def test_transaction_keys_are_recorded_with_exec_reply() -> None:
     scene, sink = Scene(), ForwarderSink()
     state, key = tracking_client(scene), of_slots(0)
     data = b"".join(map(pack, (MULTI, (b"GET", key), (b"STRLEN", key), EXEC)))
@@ -794,7 +794,7 @@ def test_the_keys_of_a_transaction_are_recorded_when_the_reply_to_exec_arrives()
 
 
 @pytest.mark.parametrize("end", [(EXEC,), (), ((b"CLIENT", b"CACHING", b"YES"), EXEC)])
-def test_client_caching_precedes_the_transaction_that_is_sent_after_it(end: Sequence[tuple[bytes, ...]]) -> None:
+def test_client_caching_precedes_its_transaction(end: Sequence[tuple[bytes, ...]]) -> None:
     scene, sink = with_patterns(), ForwarderSink()
     state, caching = tracking_client(scene, "is_optin"), pack((b"CLIENT", b"CACHING", b"YES"))
     transaction = b"".join(map(pack, (MULTI, OF_UPSTREAM, OF_UPSTREAM, *end)))
@@ -810,7 +810,7 @@ def test_client_caching_precedes_the_transaction_that_is_sent_after_it(end: Sequ
         assert scene.tracking.keys == 0
 
 
-def test_a_transaction_that_is_incomplete_may_become_forwardable() -> None:
+def test_incomplete_transaction_may_become_forwardable() -> None:
     scene, data = with_patterns(), b"".join(map(pack, (MULTI, OF_UPSTREAM, EXEC)))
     ends = [end for end in range(1, len(data)) if scene.forwarder.forward(ForwarderSink(), data[:end], 2) == 0]
     assert ends == list(range(1, len(data)))
@@ -821,7 +821,7 @@ def test_a_transaction_that_is_incomplete_may_become_forwardable() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"-MOVED 1 here:2\r\n", b"+PONG\r\n"])
-def test_a_transaction_that_a_server_refuses_is_sent_again_as_a_whole(reply: bytes) -> None:
+def test_refused_transaction_is_resent_as_a_whole(reply: bytes) -> None:
     scene, sink = with_patterns(), ForwarderSink()
     data = b"".join(map(pack, (OF_STATES, MULTI, OF_STATES, EXEC)))
     assert scene.forwarder.forward(sink, data, 2) == len(data)
@@ -850,7 +850,7 @@ def test_an_error_within_a_transaction_of_the_upstream_is_its_reply() -> None:
     assert sink.replies == [sent]
 
 
-def test_a_redirect_and_an_error_of_a_former_master_are_left_to_the_general_path() -> None:
+def test_redirects_and_former_masters_errors_take_general_path() -> None:
     error, readonly, moved = b"-ERR no\r\n", b"-READONLY replica\r\n", b"-MOVED 1 there:1\r\n"
     for follow, reply, is_taken in (
         (None, error, True),
@@ -886,7 +886,7 @@ def test_watched_keys_are_those_after_the_last_exec() -> None:
 
 
 @pytest.mark.parametrize("is_caching_set", [False, True])
-def test_the_watch_of_a_client_that_tracks_keys_is_forwarded_unless_client_caching_precedes_it(
+def test_watch_of_tracking_client_is_forwarded_except_after_client_caching(
     is_caching_set: bool,
 ) -> None:
     scene, sink = Scene(), ForwarderSink()
@@ -899,7 +899,7 @@ def test_the_watch_of_a_client_that_tracks_keys_is_forwarded_unless_client_cachi
     assert scene.upstream.asked() == data * (not is_caching_set)
 
 
-def test_a_client_that_watches_states_has_its_transactions_run_by_the_general_path() -> None:
+def test_transactions_of_watching_client_take_general_path() -> None:
     scene, sink = with_patterns(), ForwarderSink()
     sink.watches_states = True
     for lines in ((MULTI, OF_UPSTREAM, EXEC), (MULTI, OF_STATES, EXEC)):
@@ -936,7 +936,7 @@ def test_keys_of_request_are_at_positions_of_its_row(line: tuple[bytes, ...], is
     assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == (len(pack(line)) if is_forwarded else 0)
 
 
-def test_a_request_without_keys_that_may_change_cached_keys_takes_the_general_path() -> None:
+def test_keyless_write_takes_general_path() -> None:
     scene = Scene()
     scene.use_upstream({0: [ForwardedKeys(b"c:*", Destination.UPSTREAM, is_cached=True)]})
     for line in ((b"EVAL", b"return 1", b"0"), (b"PUBLISH", b"c", b"m")):
@@ -979,7 +979,7 @@ def test_forwarder_and_router_choose_same_server(line: tuple[bytes, ...]) -> Non
         assert route.destination is Destination.STATES and any([each.asked() for each in scene.connections])  # noqa: C419 -- all of them
 
 
-def test_requests_that_publish_are_held_before_others() -> None:
+def test_publishing_requests_are_held_before_others() -> None:
     scene = Scene()
     scene.use_upstream({})
     scene.forwarder.holds_publishing = True
@@ -1052,7 +1052,7 @@ def test_requests_for_a_cluster_go_to_the_nodes_of_their_slots(asked: list[tuple
         assert node.asked() == b"".join(pack(words) for words in forwarded if min(slots_of(words)) % 2 == number)
 
 
-def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> None:
+def test_redirected_request_follows_redirects() -> None:
     scene, upstream, sink = Scene(), NodeConnections(), ForwarderSink()
     followed = []
     upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: followed.append(
@@ -1072,7 +1072,7 @@ def test_a_request_that_a_node_did_not_answer_as_usual_follows_redirects() -> No
 
 
 @pytest.mark.parametrize("other", [b"k", b"l"])
-def test_a_transaction_is_forwarded_to_the_node_that_has_all_its_keys(other: bytes) -> None:
+def test_transaction_is_forwarded_to_node_of_all_its_keys(other: bytes) -> None:
     scene, upstream, sink = Scene(), NodeConnections(), ForwarderSink()
     upstream.nodes[0].follow = upstream.nodes[1].follow = lambda request, client, protocol: None
     scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)

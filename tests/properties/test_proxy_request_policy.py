@@ -64,7 +64,7 @@ def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protoc
 
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))
-def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_order(asked: list[bytes]) -> None:
+def test_split_request_asks_each_key_once_in_order(asked: list[bytes]) -> None:
     found = split_by_slot(TABLE.find([b"mget"]), [b"MGET", *asked])
     assert found is not None
     parts, merge = found

@@ -45,9 +45,7 @@ def test_runs_are_sorted_and_keep_the_order_of_each_key(changes: list[Change], r
 
 @settings(deadline=None)
 @given(st.lists(CHANGES, min_size=1, max_size=40), st.integers(1, 10))
-def test_runs_of_different_dictionaries_come_back_from_a_stream_and_from_one_table(
-    changes: list[Change], rows_max: int
-) -> None:
+def test_runs_of_different_dictionaries_round_trip(changes: list[Change], rows_max: int) -> None:
     with patch("state_backend.model.records.RUN_ROWS_MAX", rows_max):
         runs = list(runs_of(changes, STATES)) + list(runs_of(changes, reversed(STATES)))
     given = [change for run in runs for change in changes_in(run)]

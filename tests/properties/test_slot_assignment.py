@@ -354,7 +354,7 @@ def test_members_make_shards_of_a_master_and_its_replicas() -> None:
         assert sorted(name for shard in shards for name in shard.members) == sorted(_members(count))
 
 
-def test_the_replica_with_the_newest_epochs_takes_the_place_of_a_master_that_is_away() -> None:
+def test_replica_with_newest_epochs_replaces_lost_master() -> None:
     shards = (Shard("s1", ("s2", "s3"), ALL),)
     members = _members(3, absent_s=0.1)
     members["s2"] = replace(members["s2"], jobs={"job": Visible("g", 1, 7)})
@@ -374,7 +374,7 @@ def test_absent_server_keeps_its_slots_for_a_time_and_its_shard_for_longer() -> 
     assert len(plan(pairs, _members(4, absent_s=RETURN_GRACE_S), 1)) == 1
 
 
-def test_full_server_is_relieved_unless_its_replicas_are_complete_or_most_are_full() -> None:
+def test_full_server_is_relieved_unless_replicas_are_complete_or_most_are_full() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)

@@ -116,9 +116,7 @@ def run(test: Any, forwarded: list[ForwardedKeys] = SOME_FORWARDED) -> None:
     endings,
     st.sampled_from([2, 3]),
 )
-def test_the_replies_are_the_servers_own_and_only_about_stored_keys_of_states(
-    sent: list[list[bytes]], ending: bytes, protocol: int
-) -> None:
+def test_stored_reads_equal_the_servers_replies(sent: list[list[bytes]], ending: bytes, protocol: int) -> None:
     data = requests(sent) + ending
 
     def test(scene: Scene) -> None:

@@ -43,9 +43,7 @@ TestStoresAgreeOnSomeOfThreeSlots.settings = SETTINGS
 
 @pytest.mark.parametrize("state", ["latest", "recent", "lowest", "timely"])
 @pytest.mark.parametrize("map_state", MAPS)
-def test_orders_survive_a_snapshot_in_which_maps_without_orders_are_at_the_same_positions(
-    state: str, map_state: str
-) -> None:
+def test_orders_survive_snapshot_beside_unordered_maps(state: str, map_state: str) -> None:
     """The machine found this once, with `--hypothesis-seed=100181339568872069074256363597117029118`."""
     machine = StoresAgreeWhenPositionsCollide()
     field = Change(map_state, Op.PUT, b"", b"f", b"v")

@@ -76,7 +76,7 @@ def test_the_newest_epoch_is_announced_once_the_receiver_is_back(announcing: Cal
         eventually(lambda: ("job", 1, 4) in receiver.noticed, awaited="the newest epoch")
 
 
-def test_a_receiver_that_does_not_reply_delays_neither_a_commit_nor_another_receiver(
+def test_mute_receiver_delays_no_commit_and_no_receiver(
     announcing: Callable[..., Announcer],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, listening() as (port, receiver):

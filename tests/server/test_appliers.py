@@ -223,7 +223,7 @@ async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: P
 
 
 @pytest.mark.parametrize(("after_s", "has_room"), [(1e9, False), (0.0, True)])
-def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
+def test_formerly_full_store_is_relied_on_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float, has_room: bool
 ) -> None:
     monkeypatch.setattr(applier_process, "ROOM_AFTER_S", after_s)
@@ -311,7 +311,7 @@ def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, cap
 
 
 @scenario
-async def test_jobs_at_rest_have_no_process_and_are_applied_as_soon_as_there_is_work(folder: Path) -> None:
+async def test_idle_jobs_have_no_process_until_there_is_work(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "a", "b", rest_after_s=0.1) as scene:
         await eventually_async(lambda: sorted(scene.appliers.idle), lambda jobs: jobs == ["a", "b"])
         assert (scene.read("a"), scene.read("b")) == (of(ALL, "a", b"0"), of(ALL, "b", b"0"))
@@ -387,7 +387,7 @@ async def test_a_new_job_of_a_local_log_is_served_before_the_next_listing(folder
 
 
 @scenario
-async def test_a_log_whose_folder_is_empty_keeps_its_identity_and_another_log_there_has_its_own(folder: Path) -> None:
+async def test_emptied_log_keeps_identity_until_another_log_is_there(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "job") as scene:
         root = str(scene.log.root)
         own = scene.appliers.identities[root]

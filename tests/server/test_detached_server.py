@@ -118,9 +118,7 @@ def has_ended(driver: Driver) -> None:
     eventually(lambda: start_of(driver.said["pid"]), lambda start: start is None)
 
 
-def test_a_killed_drivers_server_stays_readable_and_the_next_driver_takes_it_over(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
+def test_server_of_killed_driver_is_taken_over_by_next_driver(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first = drive()
     with redis.Redis(port=first.said["port"], decode_responses=True) as reader:
         assert reader.get("job:s:a") == "v"
@@ -141,9 +139,7 @@ def test_a_killed_drivers_server_stays_readable_and_the_next_driver_takes_it_ove
     has_ended(third)
 
 
-def test_without_a_linger_time_the_server_ends_with_its_driver_and_the_next_one_has_its_port(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
+def test_server_without_linger_ends_with_driver_and_frees_port(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first = drive(linger_s=0.0)
     first.kill()
     second = drive(linger_s=0.0)  # perhaps while the first server is about to end
@@ -155,7 +151,7 @@ def test_without_a_linger_time_the_server_ends_with_its_driver_and_the_next_one_
     assert {path.name for path in folder.iterdir()} == {"lock", "port", "server.log"}
 
 
-def test_a_server_with_other_options_is_replaced_but_not_one_that_has_a_driver(drive: Callable[..., Driver]) -> None:
+def test_driverless_server_with_other_options_is_replaced(drive: Callable[..., Driver]) -> None:
     first = drive()
     refused = drive(role="slave")
     assert f"is served with other options at port {first.said['port']}, for another driver" in refused.said["error"]
@@ -204,7 +200,7 @@ def test_status_asks_the_server_of_a_log(drive: Callable[..., Driver], tmp_path:
     assert "has a server for" in done.stderr
 
 
-def test_a_server_with_an_upstream_outlives_its_driver_and_ends_with_its_proxy(
+def test_server_with_upstream_outlives_driver_and_ends_with_proxy(
     drive: Callable[..., Driver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "upstream").mkdir()

@@ -74,9 +74,7 @@ def read_to_end(client: socket.socket) -> bytes:
 
 @pytest.mark.pure
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_all_requests_that_arrived_are_answered_and_then_the_client_is_closed(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_drain_answers_received_requests_then_closes(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     served = Served(start, *serving(log, tmp_path, "--workers", workers))
     with served.connect() as slow, served.connect() as idle, served.connect() as multi:
         for each in (slow, idle, multi):
@@ -117,9 +115,7 @@ def test_a_second_signal_ends_a_drain_at_once(start: Start, log: Path, tmp_path:
 
 
 @pytest.mark.parametrize("program", ["serve", "registry"])
-def test_signals_in_the_last_moments_of_a_program_do_not_change_its_exit_code(
-    start: Start, log: Path, tmp_path: Path, program: str
-) -> None:
+def test_late_signals_do_not_change_exit_code(start: Start, log: Path, tmp_path: Path, program: str) -> None:
     options = ("--store", tmp_path) if program == "serve" else ()
     command = start(program, "--log", log, "--port", 0, *options)
     command.wait_for("started")
@@ -128,7 +124,7 @@ def test_signals_in_the_last_moments_of_a_program_do_not_change_its_exit_code(
     assert command.process.returncode == 0
 
 
-def test_connection_that_does_not_end_in_time_is_cut(start: Start, log: Path, tmp_path: Path) -> None:
+def test_drain_cuts_connections_after_its_time(start: Start, log: Path, tmp_path: Path) -> None:
     served = Served(start, *serving(log, tmp_path, "--drain-timeout", 0.1))
     with served.connect() as slow:
         slow.sendall(request("GET", "job:s:large") * 20)
@@ -196,9 +192,7 @@ def test_none_of_100_000_reads_fails_when_the_next_server_takes_over(start: Star
 
 
 @pytest.mark.slow
-def test_the_next_proxy_with_an_upstream_takes_over_the_port_and_no_read_fails(
-    start: Start, log: Path, tmp_path: Path
-) -> None:
+def test_next_overlay_takes_over_port_without_failed_reads(start: Start, log: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path) as upstream:
         first, second = (
             serving(
@@ -212,9 +206,7 @@ def test_the_next_proxy_with_an_upstream_takes_over_the_port_and_no_read_fails(
         next_to(start, first, second, READS)
 
 
-def test_the_next_proxy_takes_over_the_port_and_no_read_fails_also_when_a_state_server_ends(
-    start: Start, log: Path, tmp_path: Path
-) -> None:
+def test_next_proxy_takes_over_port_without_failed_reads(start: Start, log: Path, tmp_path: Path) -> None:
     registry = start("registry", "--log", log, "--port", 0)
     registry.wait_for("started registry")
     state_servers = []
@@ -246,9 +238,7 @@ def _servers_with_slots(filesystem: object) -> int:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_with_a_socket_of_systemd_clients_wait_for_the_restarted_server_and_no_read_fails(
-    log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_socket_of_systemd_keeps_clients_during_restart(log: Path, tmp_path: Path, workers: int) -> None:
     with socket_unit() as listener:
         port = listener.getsockname()[1]
         words = [*map(str, serving(log, tmp_path, "--workers", workers)), "--port", str(port)]
@@ -268,7 +258,7 @@ def test_with_a_socket_of_systemd_clients_wait_for_the_restarted_server_and_no_r
         assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 0
 
 
-def test_a_socket_of_systemd_at_a_port_that_no_option_names_is_a_mistake(
+def test_socket_of_systemd_at_other_port_is_a_mistake(
     log: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket_unit() as listener:

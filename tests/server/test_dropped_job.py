@@ -26,7 +26,7 @@ def jobs(client: Connection) -> dict[bytes, dict[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_dropped_job_is_gone_and_one_whose_folder_is_away_is_shown_as_stale(tmp_path: Path, workers: str) -> None:
+def test_dropped_job_is_gone_and_unreadable_one_is_stale(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
     for job in ("dropped", "away"):
         publish(log, job, b"1")

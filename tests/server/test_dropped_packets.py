@@ -47,9 +47,7 @@ def relay_to(stack: ExitStack, port: int) -> Relay:
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_takes_over(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path, protocol: str) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
         relay = relay_to(stack, cluster.ports[0])
@@ -77,9 +75,7 @@ def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_takes
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_the_registry_promotes(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_promoted_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path, protocol: str) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
         relay = relay_to(stack, cluster.ports[0])
@@ -101,7 +97,7 @@ def test_reads_in_flight_at_a_mute_master_are_answered_by_the_replica_that_the_r
                 assert [connection.read().plain for _ in asked][-1] == reply
 
 
-def test_a_host_that_drops_packets_costs_no_request_a_timeout_while_it_is_tried_again(tmp_path: Path) -> None:
+def test_retries_of_mute_host_cost_no_request_a_timeout(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *HALVES)
         relay = relay_to(stack, cluster.ports[1])
@@ -135,7 +131,7 @@ def test_a_host_that_drops_packets_costs_no_request_a_timeout_while_it_is_tried_
                 eventually(lambda c=client: c.call("GET", away).plain == b"0", awaited="it is back")
 
 
-def test_a_proxy_of_a_registry_that_fell_silent_finds_the_servers_that_came_since(tmp_path: Path) -> None:
+def test_proxy_of_mute_registry_finds_new_servers(tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = tmp_path / "log"
         log.mkdir()
@@ -152,7 +148,7 @@ def test_a_proxy_of_a_registry_that_fell_silent_finds_the_servers_that_came_sinc
         wait_for(proxy, KEYS)
 
 
-def test_clients_messages_reach_a_node_again_after_its_connection_was_lost_without_an_end(tmp_path: Path) -> None:
+def test_messages_reach_node_after_silent_connection_loss(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
         Job(nodes.log, "j")

@@ -90,7 +90,7 @@ def test_a_released_log_is_served_also_from_a_store_of_that_release(start: Start
         assert "is filled from the log again" not in server.logged
 
 
-def test_a_store_of_a_newer_version_is_filled_from_the_log_again_and_that_is_logged(start: Start, golden: Path) -> None:
+def test_store_of_newer_version_is_refilled_from_log(start: Start, golden: Path) -> None:
     remark(golden / "store", lambda number, version: f"{FORMAT + 1} {NEWER}")
     server = serve(start, golden, "store")
     check(server, golden)

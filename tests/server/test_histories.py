@@ -168,7 +168,7 @@ def test_a_key_that_never_existed_has_an_empty_history(cluster: Cluster, at: str
         assert history(client, b"job:value:never") == []
 
 
-def test_history_needs_the_right_to_read_the_key_and_is_refused_in_a_transaction(cluster: Cluster, at: str) -> None:
+def test_history_needs_read_right_and_no_transaction(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, KEY) as admin, connected(cluster, at, KEY) as client:
         assert admin.call("ACL", "SETUSER", "ann", "on", ">p", "~job:tags:*", "+@read", "+@transaction").plain == b"OK"
         assert client.call("AUTH", "ann", "p").plain == b"OK"
@@ -203,7 +203,7 @@ def stopped_reader(client: Connection, server: Running, others: Collection[int] 
     return reader
 
 
-def test_a_server_reads_few_histories_at_a_time_and_none_for_clients_that_have_left(cluster: Cluster) -> None:
+def test_server_reads_few_histories_and_none_for_left_clients(cluster: Cluster) -> None:
     server, stopped = cluster.owner_of(KEY), list[int]()
     with ExitStack() as stack:
         clients = [stack.enter_context(server.connect()) for _ in range(HISTORIES_MAX)]
@@ -220,7 +220,7 @@ def test_a_server_reads_few_histories_at_a_time_and_none_for_clients_that_have_l
     eventually(lambda: readers_of(server.process.pid).isdisjoint(stopped))
 
 
-def test_a_history_that_is_answered_counts_no_more_for_the_next_of_its_pipeline(cluster: Cluster) -> None:
+def test_answered_history_frees_place_in_its_pipeline(cluster: Cluster) -> None:
     server = cluster.owner_of(KEY)
     with server.connect() as other, server.connect() as client:
         reader = stopped_reader(other, server)
@@ -232,7 +232,7 @@ def test_a_history_that_is_answered_counts_no_more_for_the_next_of_its_pipeline(
     eventually(lambda: reader not in readers_of(server.process.pid))
 
 
-def test_a_proxy_queues_few_histories_of_a_server_and_other_requests_do_not_wait(cluster: Cluster) -> None:
+def test_proxy_queues_few_histories_beside_other_requests(cluster: Cluster) -> None:
     server, asked = cluster.owner_of(KEY), HISTORIES_MAX + 1
     with ExitStack() as stack:
         clients = [stack.enter_context(cluster.proxy.connect()) for _ in range(asked)]

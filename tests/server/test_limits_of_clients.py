@@ -118,7 +118,7 @@ def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(ser
     assert b"client_query_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
 
-def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(serve: Callable[..., Any]) -> None:
+def test_silent_subscriber_is_cut_after_soft_limit(serve: Callable[..., Any]) -> None:
     running = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (64 << 20, 1 << 20, 5)})
     slow, other = running.connect(), running.connect()
     assert slow.ask("SUBSCRIBE", "news")[0] == b"subscribe"

@@ -54,9 +54,7 @@ def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeyp
     assert peer.read(len(expected)) == expected
 
 
-def test_a_job_that_takes_long_is_an_error_and_the_next_request_does_not_wait_again(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_job_is_an_error_and_next_request_does_not_wait(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     peer = served.connect()
     peer.answers(NEW, OPENING)

@@ -105,7 +105,7 @@ class Others:
             then([self.monitors])
 
 
-def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_none(serve: Callable[..., Any]) -> None:
+def test_monitors_at_other_processes_get_requests(serve: Callable[..., Any]) -> None:
     running = serve()
     others = Others(running)
     server, peer = running.server.context, running.connect()

@@ -57,7 +57,7 @@ def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
     apply_epoch(store, STATES, changes, epoch, clock_ms=epoch + 1)
 
 
-def test_reads_are_answered_between_the_chunks_of_a_flood_and_all_of_it_comes(running: Any, store: LmdbStore) -> None:
+def test_reads_are_answered_between_chunks_of_a_flood(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     listener, reader = running.connect(), running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
@@ -76,7 +76,7 @@ def test_reads_are_answered_between_the_chunks_of_a_flood_and_all_of_it_comes(ru
     )
 
 
-def test_subscriber_that_reads_nothing_is_cut_at_its_limit_and_others_get_all(running: Any, store: LmdbStore) -> None:
+def test_unread_subscriber_is_cut_and_others_get_all(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     stuck, listener = running.connect(), running.connect()
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -19,7 +19,7 @@ from tests.server.overlay import ABSENT, Overlay
 
 
 @pytest.mark.parametrize("key", ["job:speed", "job:other:1", "dash/7", "dash/7/apdex/more", "x/dash/7/apdex", "dash"])
-def test_key_that_resembles_a_states_is_upstreams(client: Connection, key: str) -> None:
+def test_similar_key_is_upstreams(client: Connection, key: str) -> None:
     assert client.call("SET", key, "mine").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"mine"
 
@@ -61,9 +61,7 @@ def test_administrative_commands_are_refused(client: Connection, line: str) -> N
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_config_set_of_events_is_ok_where_the_upstream_has_them(
-    overlay: Overlay, client: Connection, protocol: int
-) -> None:
+def test_config_set_accepts_events_of_upstream(overlay: Overlay, client: Connection, protocol: int) -> None:
     def asked(letters: str) -> Any:
         return client.call("CONFIG", "SET", "notify-keyspace-events", letters).plain
 
@@ -186,7 +184,7 @@ def test_command_table_is_upstreams(client: Connection) -> None:
     assert client.call("NOSUCH", "a").plain == b"ERR unknown command 'NOSUCH', with args beginning with: 'a' "
 
 
-def test_keys_are_loading_until_owners_are_known_and_restart_remembers_owners(tmp_path: Path) -> None:
+def test_keys_are_loading_until_owners_are_known(tmp_path: Path) -> None:
     with ExitStack() as stack:
         overlay = Overlay(tmp_path, stack)
         found = json.loads(overlay.ownership.read_text())

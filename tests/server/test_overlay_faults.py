@@ -51,7 +51,7 @@ def test_killed_upstream_fails_only_its_keys_until_it_is_back(overlay: Overlay) 
     assert overlay.info()["upstream_status"] == "up"
 
 
-def test_unanswered_write_at_killed_upstream_closes_connection_after_earlier_replies(
+def test_unanswered_write_closes_connection_after_earlier_replies(
     overlay: Overlay,
 ) -> None:
     with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
@@ -85,7 +85,7 @@ def test_paused_upstream_fails_after_timeout_and_recovers(overlay: Overlay) -> N
         assert other.call("GET", "a").plain == b"5"
 
 
-def test_clients_that_leave_while_upstream_is_paused_leave_no_trace(overlay: Overlay) -> None:
+def test_clients_leaving_during_upstream_pause_are_forgotten(overlay: Overlay) -> None:
     overlay.signal_upstream(signal.SIGSTOP)
     try:
         for _ in range(20):

@@ -57,7 +57,7 @@ def test_module_command_keys_come_from_upstream(client: Connection, direct: Conn
     ]
 
 
-def test_module_command_that_may_subscribe_gets_dedicated_connection(client: Connection, direct: Connection) -> None:
+def test_subscribing_module_command_gets_dedicated_connection(client: Connection, direct: Connection) -> None:
     assert client.call("KW.SUB").plain == (
         b"ERR command 'kw.sub' of a module, which may subscribe, needs RESP3; send HELLO 3 first"
     )

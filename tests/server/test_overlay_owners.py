@@ -42,7 +42,7 @@ def test_watch_of_key_with_new_owner_fails_exec(overlay: Overlay, client: Connec
         assert watcher.call("EXEC").plain == [b"20"]
 
 
-def test_watch_of_upstream_key_that_becomes_a_states_fails_exec(overlay: Overlay, client: Connection) -> None:
+def test_watch_of_upstream_key_taken_by_state_fails_exec(overlay: Overlay, client: Connection) -> None:
     with overlay.proxy.connect() as watcher:
         client.call("STATE", "RELEASE", "job")
         try:
@@ -58,7 +58,7 @@ def test_watch_of_upstream_key_that_becomes_a_states_fails_exec(overlay: Overlay
         assert watcher.call("EXEC").plain == [0]
 
 
-def test_new_job_gets_keys_that_upstream_does_not_have(overlay: Overlay, client: Connection) -> None:
+def test_new_job_gets_keys_absent_at_upstream(overlay: Overlay, client: Connection) -> None:
     start_job(overlay, "fresh", "fresh/<day>", "fresh/1")
     eventually(lambda: client.call("GET", "fresh/1").plain == b"of the state")
 

@@ -65,7 +65,7 @@ def test_preferred_key_in_unsplittable_read_is_error(client: Connection, line: s
     assert client.call(*line.split(" ")).plain.decode() == f"ERR {before}{whose}{after}"
 
 
-def test_preferred_key_read_without_states_command_is_upstreams_unless_states_have_it(client: Connection) -> None:
+def test_preferred_key_of_other_command_is_upstreams(client: Connection) -> None:
     assert client.call("XRANGE", "job:speed:none", "-", "+").plain == []
     assert client.call("XRANGE", "job:speed:1", "-", "+").plain == (
         b"ERR key 'job:speed:1' is a state's if it has the key, by the rule 'aside', and the states have it"

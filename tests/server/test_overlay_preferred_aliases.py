@@ -45,7 +45,7 @@ def overlay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overlay]:
         yield made
 
 
-def test_preferred_field_alias_without_states_command_is_upstreams_unless_states_have_it(client: Connection) -> None:
+def test_preferred_field_alias_of_other_command_is_upstreams(client: Connection) -> None:
     refused = "ERR key 'board/1/apdex' is a state's if it has the key, by the rule 'facts', and the states have it"
     assert client.call("GETRANGE", "board/1/apdex", 0, 0).plain.decode() == refused
     assert client.call("GETRANGE", "board/1/old", 0, 2).plain == b"old"

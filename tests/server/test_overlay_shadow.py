@@ -120,7 +120,7 @@ def test_shadow_reports_lag_above_a_second(overlay: Overlay, client: Connection)
     assert f"state_behind_ms_max={sample['behind_ms']},state_behind_epochs_max=2" in overlay.info()["shadow0"]
 
 
-def test_shadow_reports_lag_of_key_that_always_changes(overlay: Overlay, client: Connection) -> None:
+def test_shadow_reports_lag_of_changing_key(overlay: Overlay, client: Connection) -> None:
     """A key that changes all the time is never equal on both sides."""
     client.call("SET", "job:speed:1", "9")
     assert client.call("GET", "job:speed:1").plain == b"9"

@@ -200,9 +200,7 @@ def test_client_that_has_seen_an_epoch_gets_no_reply_of_a_server_without_it(
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "workers"])
-def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all_have(
-    tmp_path: Path, options: Sequence[str]
-) -> None:
+def test_servers_answer_from_newest_common_epoch_without_log(tmp_path: Path, options: Sequence[str]) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *HALVES, {"replica_of": "the first"}, options=options)
         newer, older = cluster.key_of(0), cluster.key_of(1)
@@ -244,7 +242,7 @@ def test_while_the_log_is_away_all_servers_answer_from_the_newest_epoch_that_all
         eventually(lambda: client.call("MGET", newer, older).plain == [cluster.value] * 2, awaited="the next epoch")
 
 
-def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(halves: Cluster) -> None:
+def test_transaction_waits_for_common_epoch_up_to_timeout(halves: Cluster) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
     with halves.proxy.connect() as client:
         with behind(halves, 1):

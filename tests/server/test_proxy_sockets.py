@@ -39,9 +39,7 @@ def conversation(dice: random.Random) -> tuple[bytes, bytes, int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_replies_are_in_order_and_bytes_and_requests_are_counted_once_however_they_are_cut(
-    scene: Scene, seed: int
-) -> None:
+def test_replies_keep_order_and_counts_for_any_cuts(scene: Scene, seed: int) -> None:
     dice = random.Random(seed)
     sent_bytes = expected_bytes = 0
     for _ in range(8):

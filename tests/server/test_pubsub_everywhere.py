@@ -99,7 +99,7 @@ def test_a_message_that_is_too_long_for_the_way_between_workers_is_refused(worke
         assert reply.value == b"ERR a message may have 1048576 bytes where several workers serve a port"
 
 
-def test_notifications_that_one_client_asks_for_reach_the_clients_of_all_workers(workers: tuple[Running, Job]) -> None:
+def test_notifications_reach_clients_of_all_workers(workers: tuple[Running, Job]) -> None:
     server, job = workers
     listeners = [subscriber(server.port, "PSUBSCRIBE", "__keyspace@0__:*") for _ in range(2)]
     with Connection(server.port) as connection:
@@ -228,7 +228,7 @@ def test_channels_of_many_slots_are_asked_for_together(cluster: Cluster) -> None
             assert message(client) == [b"smessage", channel, channel]
 
 
-def test_a_proxy_passes_on_more_channels_than_one_connection_to_a_server_may_have(cluster: Cluster) -> None:
+def test_proxy_passes_on_more_channels_than_a_connection_may_have(cluster: Cluster) -> None:
     """A server lets each connection be subscribed to so much, and a proxy is one client to it."""
     names = [[b"many:%d:%d" % (which, at) for at in range(SUBSCRIPTIONS_MAX)] for which in range(3)]
     with ExitStack() as stack:
@@ -319,7 +319,7 @@ def test_server_without_subscribers_is_not_waited_for(cluster: Cluster) -> None:
             assert [each.value for each in waiting.read().value] == [b"subscribe", b"news", 1]
 
 
-def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_nothing_any_more(cluster: Cluster) -> None:
+def test_clients_are_cut_when_their_message_server_is_mute(cluster: Cluster) -> None:
     home, other = cluster.nodes
     with sparkis_proxy(cluster.topology, "--server-timeout", "300") as proxy:
         wait_for_keys(proxy, len(KEYS))
@@ -332,7 +332,7 @@ def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_noth
             assert message(of_home) == [b"message", b"news", b"x"]
 
 
-def test_clients_are_not_cut_because_their_proxy_itself_stood_still(cluster: Cluster) -> None:
+def test_pause_of_proxy_cuts_no_clients(cluster: Cluster) -> None:
     with sparkis_proxy(cluster.topology, "--server-timeout", "600") as proxy:
         wait_for_keys(proxy, len(KEYS))
         of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
@@ -366,7 +366,7 @@ def test_a_server_that_is_not_there_yet_is_asked_for_messages_once_it_is(tmp_pat
         assert message(listener) == [b"smessage", b"early", b"x"]
 
 
-def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
+def test_clients_are_cut_when_their_message_server_is_gone(cluster: Cluster) -> None:
     behind = subscriber(cluster.proxies[0].port, "PSUBSCRIBE", "__keyspace@0__:*")
     cluster.nodes[1].process.kill()  # the last that is asked of this cluster
     assert behind.read_to_end() == b""

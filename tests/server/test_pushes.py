@@ -36,7 +36,7 @@ def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> 
     peer.answers(PING, PONG)
 
 
-def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made(running: Any) -> None:
+def test_push_in_own_turn_precedes_reply(running: Any) -> None:
     peer = running.connect()
 
     def pushing(session_id: int) -> int:

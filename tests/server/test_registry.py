@@ -485,9 +485,7 @@ def _started(log: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--advertise", "host.example")])
-def test_a_registry_warns_that_other_hosts_do_not_reach_the_address_in_its_record(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_registry_warns_of_unreachable_own_address(tmp_path: Path, options: tuple[str, ...]) -> None:
     process, said = _started(tmp_path, *options)
     process.terminate()
     process.communicate(timeout=WAIT_S_MAX)

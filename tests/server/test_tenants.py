@@ -206,9 +206,7 @@ def test_a_tenants_pipelines_are_checked_request_by_request(tenant: Connection) 
     assert answers == [b"x", denied, denied, b"x"] * 3
 
 
-def test_a_tenants_transactions_are_checked_when_they_are_queued_and_when_they_are_run(
-    endpoint: Running, tenant: Connection
-) -> None:
+def test_tenants_transactions_are_checked_at_queueing_and_exec(endpoint: Running, tenant: Connection) -> None:
     assert tenant.call("MULTI").value == b"OK"
     assert tenant.call("GET", "rival:text:sent").value == b"NOPERM No permissions to access a key"
     assert tenant.call("EXEC").value.startswith(b"EXECABORT ")

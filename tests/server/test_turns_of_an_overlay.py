@@ -169,7 +169,7 @@ def test_long_requests_are_answered_in_order(attacked: Attacked, protocol: int) 
 
 
 @pytest.mark.compiled
-def test_a_request_that_arrives_in_pieces_is_forwarded(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_in_pieces_is_forwarded(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     """One read of a socket gets at most 64 KiB, so a request of 100 KB always begins with an incomplete one."""
     sent: list[object] = []
     add = UpstreamPool.add
@@ -218,7 +218,7 @@ def test_a_user_with_rules_is_checked_for_every_key(attacked: Attacked) -> None:
     peer.socket.close()
 
 
-def test_a_tracking_client_empties_its_cache_after_a_long_read_of_both_backends(attacked: Attacked) -> None:
+def test_tracking_client_forgets_all_after_long_read_of_both_backends(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.ask("HELLO", 3)
     if b"with a Redis Cluster" in peer.ask("CLIENT", "TRACKING", "ON"):

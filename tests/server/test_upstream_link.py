@@ -37,7 +37,7 @@ class Losses(PipelinedConnection[Any]):
         self.reasons.append(reason)
 
 
-def test_an_upstream_sees_the_end_of_a_connection_in_the_turn_in_which_it_is_cut(scene: Scene) -> None:
+def test_upstream_sees_cut_connection_in_same_turn(scene: Scene) -> None:
     ours, upstreams = socket.socketpair()
     losses = Losses()
     link = UpstreamProtocol(losses)

@@ -56,7 +56,7 @@ def logged_in(at: Running, user: str, password: str) -> Connection:
     return connection
 
 
-def test_a_proxy_reads_from_nodes_and_is_not_held_to_the_rules_and_rates_of_default(cluster: Cluster) -> None:
+def test_proxy_is_exempt_from_default_users_rules_and_rates(cluster: Cluster) -> None:
     with logged_in(cluster.proxy, "admin", "a") as client:
         # The nodes may just have been found.
         eventually(lambda: client.call("DBSIZE").value, lambda count: count == len(KEYS))
@@ -76,7 +76,7 @@ def test_a_message_reaches_the_clients_of_the_other_node(cluster: Cluster) -> No
         assert listener.read().plain == [b"message", b"job:news", b"told"]
 
 
-def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(cluster: Cluster) -> None:
+def test_parts_stay_connected_and_unlisted_when_users_are_reloaded(cluster: Cluster) -> None:
     with logged_in(cluster.proxy, "admin", "a") as client:  # the proxy connects to both nodes
         eventually(lambda: client.call("DBSIZE").value, lambda count: count == len(KEYS))
     for node in cluster.nodes:

@@ -52,7 +52,7 @@ def log_in(connection: Connection, user: str, password: str) -> Any:
     return connection.call("AUTH", user, password).value
 
 
-def test_a_user_made_at_one_process_logs_in_at_the_other_and_is_bound_by_its_rules(both: list[Connection]) -> None:
+def test_user_made_at_one_process_is_known_at_the_other(both: list[Connection]) -> None:
     here, there = both
     assert here.call("ACL", "SETUSER", "made", "on", ">pass", "~job:n:2", "+get").value == b"OK"
     assert log_in(there, "made", "pass") == b"OK"
@@ -72,9 +72,7 @@ def test_a_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> N
         there.call("PING")
 
 
-def test_clients_of_a_deleted_user_are_cut_off_if_another_process_makes_it_again_at_once(
-    server: Running, both: list[Connection]
-) -> None:
+def test_clients_of_user_deleted_and_remade_are_cut_off(server: Running, both: list[Connection]) -> None:
     here, there = both
     for _ in range(20):
         assert here.call("ACL", "SETUSER", "again", "on", "nopass", "+ping").value == b"OK"

@@ -55,7 +55,7 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
 
 
 @pytest.mark.parametrize("reader", ["files", pytest.param("spark", marks=pytest.mark.slow)])
-def test_a_null_or_a_separator_in_a_key_leaves_its_row_out_and_a_function_without_a_name_stays(
+def test_rows_with_null_or_separator_in_key_are_left_out(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, reader: str
 ):
     rows = batches("a string, b string, v double")
@@ -183,7 +183,7 @@ def test_state_in_avro_is_read_by_sparks_reader_only(
 
 
 @pytest.mark.parametrize("version", [pytest.param("3", marks=pytest.mark.slow), "4"])
-def test_a_join_with_both_sides_in_one_store_is_refused_by_sparks_reader_only(
+def test_only_sparks_reader_refuses_join_in_one_store(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, version: str
 ):
     settings(rocksdb() | {JOIN_FORMAT: version})
@@ -196,7 +196,7 @@ def test_a_join_with_both_sides_in_one_store_is_refused_by_sparks_reader_only(
     assert len(shown(client, f"join{version}")) == 2
 
 
-def test_a_checkpoint_that_only_sparks_settings_give_access_to_is_read_by_spark(
+def test_spark_reads_checkpoint_behind_its_own_settings(
     spark: SparkSession,
     client: redis.Redis,
     batches: Make,

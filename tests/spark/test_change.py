@@ -69,7 +69,7 @@ def test_partitions_of_query_and_its_attachment_may_change(
             assert client.hgetall(f"attachedTo:s:{key}") == {"count": f"{run + 1}", "max": f"{number + run}"}
 
 
-def test_columns_and_types_may_change_and_a_key_has_the_new_ones_when_it_changes(
+def test_changed_key_has_changed_columns_and_types(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, v int, w int")
@@ -126,7 +126,7 @@ def test_a_query_that_was_renamed_is_refused_and_goes_on_after_the_command(
         run("before")
 
 
-def test_a_function_of_the_users_own_may_publish_two_jobs_and_a_new_name_for_one_is_refused(
+def test_user_function_may_publish_two_jobs_and_rename_none(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, v int")

@@ -37,7 +37,7 @@ with placed(spark, Path(sys.argv[1]), executors=2) as endpoint:
 """
 
 
-def test_on_a_standalone_cluster_every_key_is_answered_and_each_server_ends_with_its_executor(tmp_path: Path):
+def test_standalone_cluster_answers_all_keys_and_ends_servers_with_executors(tmp_path: Path):
     with standalone(tmp_path, workers=2) as master:
         spark = local_session(master, **EXECUTORS)
         with placed(spark, tmp_path, executors=2, replicas=1, password="secret pass") as endpoint:
@@ -54,7 +54,7 @@ def test_on_a_standalone_cluster_every_key_is_answered_and_each_server_ends_with
         eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
 
 
-def test_three_executors_share_the_slots_also_where_spark_starts_a_python_for_each_task(tmp_path: Path):
+def test_three_executors_share_slots_with_a_python_for_each_task(tmp_path: Path):
     spark = local_session("local-cluster[3,1,1024]", **EXECUTORS | {"spark.python.use.daemon": "false"})
     try:
         with placed(spark, tmp_path, executors=3) as endpoint:
@@ -70,9 +70,7 @@ def test_three_executors_share_the_slots_also_where_spark_starts_a_python_for_ea
         spark.stop()
 
 
-def test_a_driver_that_other_machines_can_reach_has_servers_that_ask_for_a_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_reachable_driver_has_servers_with_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.2")  # loopback as well, but nothing that is known for it
     address = {"spark.driver.host": "127.0.0.2", "spark.driver.bindAddress": "127.0.0.2"}
     spark = local_session("local[2]", **address, **{"spark.sparkis.placement": "executors"})

@@ -109,7 +109,7 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path):
         assert server.process.wait(10) == 1
 
 
-def test_a_folder_without_a_job_is_named_and_a_log_that_cannot_be_written_is_not_compacted(tmp_path: Path):
+def test_folder_without_job_is_named_and_readonly_log_is_not_compacted(tmp_path: Path):
     with sparkis("serve", "--log", "/proc/self", "--store", tmp_path / "store", "--port", 0) as server:
         server.wait_for("the log /proc/self is not compacted, because it cannot be written: ")
         server.wait_for("no jobs found in /proc/self; is it the log's root")
@@ -271,7 +271,7 @@ def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkS
 
 
 @pytest.mark.versions
-def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joins_it_and_outlives_it(
+def test_state_server_started_by_hand_joins_and_outlives_driver(
     spark: SparkSession, batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SPARKIS_CONTROL_TOKEN", "a token")
@@ -295,9 +295,7 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
         assert server.process.poll() is None
 
 
-def test_serving_a_log_from_executors_again_returns_its_servers_and_other_options_replace_them(
-    spark: SparkSession, tmp_path: Path
-):
+def test_serving_again_returns_or_replaces_servers_of_executors(spark: SparkSession, tmp_path: Path):
     first = public.serve(spark, log=tmp_path / "log", placement="executors")
     assert isinstance(first, ExecutorsEndpoint)
     eventually(first.members, bool)

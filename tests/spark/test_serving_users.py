@@ -71,7 +71,7 @@ def options_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def test_a_server_beside_the_driver_has_the_users_rates_and_events_that_serve_is_given(
+def test_server_beside_driver_has_given_users_rates_and_events(
     spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
 ):
     given: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_servers_on_executors_and_the_proxy_have_them_by_settings(
             assert endpoint.plan.server_password not in options_of(pid)
 
 
-def test_password_in_the_drivers_environment_admits_parts_to_servers_but_not_to_the_proxy(
+def test_password_of_environment_admits_parts_to_servers_only(
     spark: SparkSession, acl_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(SERVER_PASSWORD_VARIABLE, "between us")

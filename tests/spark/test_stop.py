@@ -57,7 +57,7 @@ spark.stop()
 """
 
 
-def test_stopping_a_query_in_the_middle_of_a_batch_is_no_failure_and_prints_no_java_traceback(tmp_path: Path):
+def test_stop_amid_batch_is_no_failure_and_prints_no_traceback(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,

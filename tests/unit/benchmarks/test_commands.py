@@ -169,7 +169,7 @@ def test_a_run_of_a_loaded_machine_or_of_few_rounds_is_called_a_trial() -> None:
     assert "a loaded machine" in speed_page.results(replace(RUN, busy=4.5))
 
 
-def test_the_picture_has_two_halves_for_each_row_a_frame_for_a_missed_budget_and_a_cross_for_a_failure() -> None:
+def test_picture_shows_halves_missed_budgets_and_failures() -> None:
     root = ElementTree.fromstring(drawn(RUN))
     squares = {each.findtext(f"{SVG}title"): each for each in root.iter(f"{SVG}g")}
     assert set(squares) == {said(row) for row in RUN.rows}

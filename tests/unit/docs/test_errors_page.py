@@ -36,7 +36,7 @@ def test_every_code_of_a_reply_is_on_the_page() -> None:
     assert codes == set(ReplyError.by_code)
 
 
-def test_every_class_of_errors_that_a_user_can_catch_is_on_the_page_if_it_has_texts_of_its_own() -> None:
+def test_page_has_every_public_error_class_with_texts() -> None:
     used = {
         node for path in errors_page.sources() for node in re.findall(r"\braise (\w+Error)\(\s*f?\"", path.read_text())
     }

@@ -75,7 +75,7 @@ def test_a_test_that_fails_at_its_end_has_failed_and_one_that_is_skipped_counts_
     assert outcomes_in(report) == {"a.B::one": "passed", "a.B::two": "failed"}
 
 
-def test_mocha_s_tests_with_equal_titles_are_numbered_skipped_ones_count_nothing_and_hooks_are_outcomes(
+def test_mocha_outcomes_number_equal_titles_and_leave_out_skipped(
     tmp_path: Path,
 ) -> None:
     def row(title: str, error: str = "", suite: str = "suite ", **more: int) -> dict[str, object]:

@@ -458,7 +458,7 @@ def test_rows_of_commands_are_the_same_when_they_were_written_before(client: Any
         )
 
 
-def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_each(client: Any) -> None:
+def test_too_many_prefixes_are_refused_before_comparison(client: Any) -> None:
     prefixes = [b"%06d" % number for number in range(PREFIX_BYTES_MAX // PREFIX_OVERHEAD_BYTES)]
     prefixes.append(prefixes[0] + b"x")  # which overlap
     words = [word for prefix in prefixes for word in (b"PREFIX", prefix)]

@@ -191,7 +191,7 @@ def test_a_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Ca
     assert len(pairs) == LARGE
 
 
-def test_a_step_of_sort_looks_up_only_so_much_however_many_patterns_there_are(keyspace: Keyspace) -> None:
+def test_step_of_sort_is_bounded_for_any_patterns(keyspace: Keyspace) -> None:
     asked = sort.SortOptions(count=3, is_alpha=True, get_patterns=[b"#", b"weight:*"] * 500)
     parts = list(sort._chunks(keyspace.view(NOW_MS), b"set:third", asked))
     assert sum(map(len, parts)) == 3 * 1000

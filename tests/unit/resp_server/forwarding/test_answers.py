@@ -67,7 +67,7 @@ def spend(nanoseconds: int) -> None:
         pass
 
 
-def test_a_coroutine_runs_at_once_up_to_a_missing_reply_and_ends_while_the_reply_is_received() -> None:
+def test_coroutine_runs_to_missing_reply_and_ends_with_it() -> None:
     reply, sink, began = ReplyFuture(), Sink(), list[str]()
 
     async def answer() -> Answer:
@@ -139,7 +139,7 @@ def test_all_replies_are_awaited_in_any_order_of_their_arrival() -> None:
     assert sink.found == [(0, b"012")]
 
 
-def test_the_first_exception_among_several_requests_does_not_wait_for_the_other_replies() -> None:
+def test_first_exception_does_not_wait_for_other_replies() -> None:
     replies, sink, error = [ReplyFuture() for _ in range(3)], Sink(), GenericError("lost")
 
     async def answer() -> Answer:

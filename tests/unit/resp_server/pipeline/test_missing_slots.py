@@ -168,7 +168,7 @@ def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[Slot
     assert here.gets(A_HIGH.encode()).startswith(b"-MOVED")
 
 
-def test_a_slot_that_is_here_already_is_readable_with_the_topology_that_gives_it(
+def test_present_slot_is_readable_with_its_topology(
     node: Callable[[SlotSet], Node],
 ) -> None:
     here = node(ALL)

@@ -150,7 +150,7 @@ def test_runs_of_commands_are_answered_in_order(client: Any) -> None:
     assert together == b"".join(client.ask(line) for line in lines)
 
 
-def test_requests_that_are_answered_together_are_answered_and_counted_as_each_by_itself(client: Any) -> None:
+def test_batched_requests_are_answered_and_counted_like_single_ones(client: Any) -> None:
     lines = ["GET job:temp:1", "GET x", "GET job:visits:/", "GET job:temp:2", "GET", "GET job:temp:1", "GET job:temp:2"]
     stats, tally = client.server.stats, client.server.stats.command_stats("get")
 

@@ -49,7 +49,7 @@ CLIENTS = ("ui", "top", "status", "health")
 
 
 @pytest.mark.parametrize("program", CLIENTS)
-def test_clients_take_the_endpoint_from_the_file_the_environment_and_the_command_line(
+def test_clients_take_endpoint_from_file_environment_and_options(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path := tmp_path / "sparkis.toml").write_text('url = "redis://file:1"\n[serve]\nlog = "a"\n')
@@ -95,9 +95,7 @@ def mistakes_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_command_line_is_stronger_than_the_environment_which_is_stronger_than_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_overrides_environment_and_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_PORT", "5")
     monkeypatch.setenv("SPARKIS_TIMEOUT", "6")
     options = parsed("serve", "--config", file, "--timeout", "7")

@@ -113,7 +113,7 @@ def test_a_report_is_read_back() -> None:
     assert Report.parse(report.to_json()) == report
 
 
-def test_reports_are_understood_by_older_registries_and_those_of_older_servers_are_understood() -> None:
+def test_reports_of_other_versions_are_understood() -> None:
     report = Report("0" * 40, "host", 7400, jobs={"job": Visible("g", 1, 2, 3, "/log")}, logs={"/log": "id"})
     content = json.loads(report.to_json())
     # An older registry reads these fields, and ignores all others.

@@ -22,9 +22,7 @@ def pubsub() -> PubSub:
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
-def test_a_client_that_leaves_gets_nothing_more_and_its_names_go_step_by_step(
-    pubsub: PubSub, kind: SubscriptionKind
-) -> None:
+def test_leaving_client_gets_nothing_and_its_names_go_in_steps(pubsub: PubSub, kind: SubscriptionKind) -> None:
     changed: list[bytes] = []
     pubsub.on_change = lambda kind, name: changed.append(name)
     going, staying = session(1), session(2)

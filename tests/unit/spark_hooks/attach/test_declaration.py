@@ -134,7 +134,7 @@ class Node:
         return self
 
 
-def test_an_operator_that_may_have_a_processor_and_is_not_known_is_warned_of_by_its_name(
+def test_unknown_operator_is_warned_of_by_name(
     caplog: pytest.LogCaptureFixture,
 ):
     plan = Node("Project", Node("TransformWithStateInR", Node("TransformWithState", Node("StreamingRelation"))))

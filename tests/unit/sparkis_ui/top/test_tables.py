@@ -61,7 +61,7 @@ def test_jobs_that_fail_come_first_with_their_errors() -> None:
     ]
 
 
-def test_a_column_of_numbers_is_sorted_from_the_largest_and_unknown_ones_are_last() -> None:
+def test_number_column_sorts_largest_first_and_unknown_last() -> None:
     known = found(job("a", keys=2), job("b", keys=10), job("c", keys=7), job("d", age_ms=None), job("e", age_ms=1))
     jobs = table("jobs")
     keys, age = 3, 8

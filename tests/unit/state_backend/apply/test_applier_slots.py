@@ -169,9 +169,7 @@ def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
 # Gaining and losing --------------------------------------------------------------------------------------------------
 
 
-def test_a_gained_range_is_owned_when_it_has_caught_up_and_epochs_go_on_meanwhile(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gained_range_is_owned_once_caught_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "LOADING_STEP_S", 0)
     for number in range(5):
         scene.publish(b"%d" % number)
@@ -213,9 +211,7 @@ def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeyp
     assert reported == ["5"]
 
 
-def test_keys_of_a_lost_range_are_removed_in_batches_and_can_be_regained_before(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_range_is_removed_in_batches_or_regained(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier_module, "REMOVED_KEYS_MAX", 10)
     scene.publish(b"1")
     scene.settle()
@@ -239,7 +235,7 @@ def entries(store: LmdbStore) -> int:
         return int(txn.stat(store.tables.keys)["entries"])
 
 
-def test_a_range_whose_epochs_are_collected_while_it_is_loaded_begins_anew_from_the_snapshot(
+def test_loading_range_begins_anew_when_its_epochs_are_collected(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(applier_module, "LOADING_STEP_S", 0)

@@ -69,7 +69,7 @@ def test_snapshot_equals_collected_state(tmp_path: Path) -> None:
         assert snapshot.map_size(b"job:m:1") == 230
 
 
-def test_the_newest_snapshot_before_the_retention_time_stays_with_all_epochs_after_it(tmp_path: Path) -> None:
+def test_newest_snapshot_before_retention_stays_with_later_epochs(tmp_path: Path) -> None:
     """Epochs are 1 ms apart, with a snapshot at each fifth; the retention is 20 ms."""
     publish(tmp_path, range(0))
     log = ChangeLog(tmp_path).job("job")

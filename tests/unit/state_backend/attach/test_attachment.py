@@ -206,7 +206,7 @@ def test_folders_of_other_partitions_remain_after_a_repartition(growing: Growing
     assert shown(log) == in_spark(growing.path, 3)
 
 
-def test_a_damaged_file_stops_the_state_at_the_batch_before_until_it_is_whole(growing: GrowingCheckpoint, log: Path):
+def test_damaged_file_stops_state_until_whole(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     broken = growing.path / "state/0/0/3.delta"
     content = broken.read_bytes()
@@ -264,7 +264,7 @@ threading.Event().wait()
 
 
 @pytest.mark.parametrize("job", [pytest.param("transform", marks=pytest.mark.slow), "rocksdb-join"])
-def test_a_follower_that_is_killed_at_any_moment_leaves_each_batch_exactly_once(job: str, log: Path, tmp_path: Path):
+def test_killed_follower_leaves_each_batch_once(job: str, log: Path, tmp_path: Path):
     random = Random(SEED)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
     growing.commit(0)

@@ -103,9 +103,7 @@ def test_a_child_that_dies_is_restarted_at_the_next_read(
     assert shown(log) == in_spark(growing.path, 1)
 
 
-def test_a_child_that_dies_within_a_read_is_a_failure_and_the_batch_is_read_again(
-    growing: GrowingCheckpoint, readers: Readers, log: Path
-):
+def test_child_lost_during_read_fails_and_batch_is_reread(growing: GrowingCheckpoint, readers: Readers, log: Path):
     growing.commit(0)
     with following(growing.path, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)

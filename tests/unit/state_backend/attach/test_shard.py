@@ -119,9 +119,7 @@ def test_the_epochs_have_the_records_of_a_feed_that_one_process_reads(
 
 
 @pytest.mark.usefixtures("sharded")
-def test_partitions_that_were_not_read_before_the_commit_are_read_by_the_processes(
-    written: WrittenCheckpoint, log: Path, tmp_path: Path
-):
+def test_processes_read_partitions_missed_before_commit(written: WrittenCheckpoint, log: Path, tmp_path: Path):
     other = WrittenCheckpoint(tmp_path / "other", PARTITIONS)
     other.write_changes(1, NUMBERS)
     readers = Readers()

@@ -71,7 +71,7 @@ def test_an_attachment_goes_on_across_an_upgrade(version: str, job: str, restart
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["runs", "restarts"])
-def test_an_attachment_goes_on_if_the_operator_gets_the_name_of_real_time_mode(restarts: bool, tmp_path: Path):
+def test_attachment_survives_operator_name_of_real_time_mode(restarts: bool, tmp_path: Path):
     growing, log = GrowingCheckpoint(golden.NEWEST, "real-time-aggregation", tmp_path), tmp_path / "log"
     metadata = growing.path / METADATA / "metadata"
     of_real_time = metadata.read_text()

@@ -205,7 +205,7 @@ def test_a_key_that_expires_is_announced_once(recorded: Recorded) -> None:
     assert recorded.events_of(put(b"2"), clock_ms=NOW_MS + 20) == "NEW SET"
 
 
-def test_a_key_that_expired_and_is_put_before_it_was_announced_has_both_events(recorded: Recorded) -> None:
+def test_expired_key_put_before_its_event_has_both_events(recorded: Recorded) -> None:
     recorded.apply([put(b"1", NOW_MS + 10)])
     recorded.events()
     assert recorded.events_of(put(b"2"), clock_ms=NOW_MS + 20) == "EXPIRED NEW SET"
@@ -235,7 +235,7 @@ def test_fields_that_expire_are_announced_and_the_last_one_deletes_its_map(recor
     assert recorded.events() == [(b"k", "FIELDS_EXPIRED DELETED")]
 
 
-def test_a_map_whose_fields_have_all_expired_is_deleted_by_the_epoch_that_puts_it(recorded: Recorded) -> None:
+def test_expired_map_is_deleted_by_epoch_putting_it(recorded: Recorded) -> None:
     recorded.apply([put_item("city", b"a", b"1", NOW_MS + 10)])
     recorded.events()
     assert recorded.events_of(put_item("city", b"b", b"1"), clock_ms=NOW_MS + 20) == (

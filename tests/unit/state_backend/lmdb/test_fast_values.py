@@ -78,7 +78,7 @@ def test_many_rows_with_an_order_leave_the_value_of_the_last_one(store: LmdbStor
     assert store.applied.keys == {"latest": 300}
 
 
-def test_a_value_that_cannot_be_folded_in_is_an_error_that_names_its_state_and_key(store: LmdbStore) -> None:
+def test_unfoldable_value_is_an_error_with_state_and_key(store: LmdbStore) -> None:
     apply(store, fold(b"a", b"5"), fold(b"b", b"5"))
     with pytest.raises(StoreError, match=r"total.*b'b'"):
         apply(store, fold(b"a", b"1"), fold(b"b", b"many"))

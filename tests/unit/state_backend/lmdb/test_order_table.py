@@ -65,7 +65,7 @@ def elements_of(snapshot: Snapshot) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_a_store_that_is_built_from_a_snapshot_knows_the_orders_of_its_values(tmp_path: Path, size: int) -> None:
+def test_store_built_from_snapshot_knows_orders(tmp_path: Path, size: int) -> None:
     store = LmdbStore(tmp_path / "first", "g")
     apply(store, 0, list(rows(500, size)))
     copy = built_from(store, tmp_path / "second")
@@ -122,7 +122,7 @@ def test_the_order_of_a_field_goes_when_the_field_has_expired(tmp_path: Path) ->
     store.close()
 
 
-def test_a_map_without_orders_keeps_its_expiry_if_another_key_of_its_position_has_an_order(tmp_path: Path) -> None:
+def test_unordered_map_keeps_expiry_beside_ordered_key(tmp_path: Path) -> None:
     ordered, plain = names_at_one_position(2)
     store = LmdbStore(tmp_path / "first", "g")
     put = Change("plain", Op.PUT, plain, None, packed_map.pack([(b"f", b"v")]), 5_000)
@@ -135,7 +135,7 @@ def test_a_map_without_orders_keeps_its_expiry_if_another_key_of_its_position_ha
         each.close()
 
 
-def test_snapshot_has_the_orders_of_all_keys_of_a_position_beside_any_records(tmp_path: Path) -> None:
+def test_snapshot_has_orders_of_all_keys_of_a_position(tmp_path: Path) -> None:
     """Keys of all states share a position, in each order: a map without an order is the first, in between, or last."""
     value = b"at the position"
     made = {
@@ -166,9 +166,7 @@ def test_snapshot_has_the_orders_of_all_keys_of_a_position_beside_any_records(tm
 
 
 @pytest.mark.parametrize("expire_at_ms", [None, 1])
-def test_a_value_that_is_not_stored_leaves_no_order_for_the_next_state_of_its_key(
-    tmp_path: Path, expire_at_ms: int | None
-) -> None:
+def test_unstored_value_leaves_no_order(tmp_path: Path, expire_at_ms: int | None) -> None:
     """A map without fields is no value, nor is one that has expired when it comes."""
     store = LmdbStore(tmp_path / "first", "g")
     empty = row("pair", 500, packed_map.pack([] if expire_at_ms is None else [(b"a", b"v")]))

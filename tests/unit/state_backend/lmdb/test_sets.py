@@ -141,7 +141,7 @@ def test_members_as_long_as_may_be_make_a_tree_that_splits_and_joins(store: Lmdb
         assert ranking(shown) == [(members[0], 1.0)]
 
 
-def test_a_tree_that_does_not_fit_its_members_is_an_error_and_no_wrong_answer(store: LmdbStore) -> None:
+def test_inconsistent_tree_is_an_error(store: LmdbStore) -> None:
     apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(500)))
     with store._write_transaction() as txn, txn.cursor(db=store.tables.blocks) as cursor:
         names = [name for name, _ in cursor]

@@ -112,7 +112,7 @@ def test_a_reader_of_a_folder_that_is_not_there_yet_gets_an_error_of_ours(tmp_pa
         LmdbStore(tmp_path / "nothing", "g", is_reader=True)
 
 
-def test_a_reader_of_a_folder_without_tables_gets_an_error_of_ours_and_may_try_again(tmp_path: Path) -> None:
+def test_reader_of_folder_without_tables_may_try_again(tmp_path: Path) -> None:
     lmdb.open(str(tmp_path)).close()
     for _ in range(2):
         with pytest.raises(StoreError, match="cannot be used"):
@@ -580,7 +580,7 @@ def test_keys_of_slots_that_were_given_up_are_not_scanned(tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(tmp_path: Path) -> None:
+def test_replaced_state_has_only_keys_of_its_epoch(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     low = SlotSet(((0, 8191),))
     store.own(low)
@@ -593,7 +593,7 @@ def test_a_state_of_some_slots_that_is_replaced_has_only_the_keys_of_its_epoch(t
     store.close()
 
 
-def test_slots_whose_loading_starts_again_are_removed_and_then_loaded_from_the_beginning(tmp_path: Path) -> None:
+def test_restarted_loading_of_slots_removes_them_first(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     low, high = SlotSet(((0, 8191),)), SlotSet(((8192, 16383),))
     store.own(low)

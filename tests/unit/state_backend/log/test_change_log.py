@@ -178,7 +178,7 @@ def found_of(key: str, log: JobLog, epoch: Epoch, done: int = 0) -> list[int]:
     return [number for number, _ in found]
 
 
-def test_the_runs_of_some_slots_are_numbered_through_files_and_inline_streams(tmp_path: Path) -> None:
+def test_runs_are_numbered_through_files_and_inline_streams(tmp_path: Path) -> None:
     log, epoch = epoch_of_runs(tmp_path, [["a", "b"], ["c"], ["ac", "a"]], [["b", "abc"], ["c"], ["a"]])
     for key, numbers in (("a", [1, 4, 5, 7, 9]), ("b", [2, 6, 7]), ("c", [3, 4, 7, 8])):
         for done in range(10):
@@ -608,7 +608,7 @@ def test_a_dropped_state_is_emptied_by_the_next_epoch_and_stays_known(tmp_path: 
         writer_of(tmp_path, (CITY, StateDescriptor("temp", "k", "v", field="f")))
 
 
-def test_a_dropped_state_is_emptied_though_the_writer_crashed_before_its_first_epoch(tmp_path: Path) -> None:
+def test_dropped_state_is_emptied_after_early_crash(tmp_path: Path) -> None:
     writer_of(tmp_path, (TEMP, CITY)).publish([])
     writer_of(tmp_path, (CITY,))
     writer_of(tmp_path, (CITY,)).publish([])

@@ -116,7 +116,7 @@ def test_command_prints_its_result_or_the_reason_of_its_failure(
     assert "sparkis drop: the log" in capsys.readouterr().err
 
 
-def test_an_applier_makes_no_error_of_a_dropped_job_and_one_of_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_applier_reports_lost_folder_but_no_dropped_job(tmp_path: Path) -> None:
     log = tmp_path / "log"
     writer = job(log)
     writer.send_heartbeat()

@@ -167,7 +167,7 @@ def test_complete_mode_keeps_nothing_of_earlier_states(tmp_path: Path, caplog: p
         begin(tmp_path, state("t"), state("hours"), rewrites_states=True)
 
 
-def test_a_state_that_lacked_something_lacks_nothing_once_it_is_written_as_a_whole(tmp_path: Path) -> None:
+def test_incomplete_state_is_complete_once_written_whole(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
     begin(tmp_path, state(), state("t", value="w")).publish([])
     assert late(tmp_path) == ("t",)

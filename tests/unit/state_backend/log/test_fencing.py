@@ -165,7 +165,7 @@ def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_a_writer_of_an_older_version_that_sends_no_heartbeats_is_followed_at_once(tmp_path: Path) -> None:
+def test_older_writer_without_heartbeats_is_followed_at_once(tmp_path: Path) -> None:
     claim(Terms(LocalFilesystem(tmp_path), "job"), new_candidate("one"))
     writer_of(tmp_path, "other").publish([put(b"2")])
 

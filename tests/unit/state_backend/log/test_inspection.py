@@ -127,7 +127,7 @@ def test_a_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path)
     assert facts_of(ChangeLog(tmp_path).job("other")) == {"job": "other", "error": "the job was dropped"}
 
 
-def test_the_writer_of_a_generation_that_is_held_back_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+def test_writer_of_held_back_generation_is_not_the_one_before(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "old", checkpoint="/checkpoints/old") as writer:
         writer.publish([value_of("job", 1)])
     with LogWriter(tmp_path, "job", [STATE], "new", checkpoint="/checkpoints/new", holds_back=True) as writer:

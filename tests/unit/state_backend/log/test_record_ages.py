@@ -22,7 +22,7 @@ def test_bound_of_a_bucket_is_at_most_a_fifth_above_an_age(age_ms: int) -> None:
     assert count == 1 and age_ms <= bound_ms(bucket) + 1e-3 <= (age_ms + 1) * 2**0.25
 
 
-def test_records_of_the_future_have_no_age_and_those_of_ages_ago_the_last_bucket() -> None:
+def test_future_records_have_no_age_and_old_ones_last_bucket() -> None:
     assert ages(-1, -86_400_000, 0) == {0: 3}
     assert ages(CLOCK_MS, 2 * CLOCK_MS) == {BUCKET_MAX: 2}
 
@@ -33,7 +33,7 @@ def test_counts_of_parts_are_added_up() -> None:
     assert total_of([]) == {}
 
 
-def test_epoch_has_its_ages_also_when_it_is_read_again_and_none_if_they_are_unknown() -> None:
+def test_reread_epoch_keeps_ages_or_none() -> None:
     epoch = Epoch(1, 1, None, CLOCK_MS, record_ages=ages(0, 1, 500))
     assert Epoch.from_bytes(epoch.to_bytes(), "") == epoch
     unknown = Epoch(1, 1, None, CLOCK_MS)

@@ -65,9 +65,7 @@ def value(root: Path) -> bytes | None:
         return snapshot.value(b"job:s:a")
 
 
-def test_a_new_generation_is_seen_when_the_log_says_so_by_those_that_were_there_and_those_that_come(
-    root: Path, tmp_path: Path
-) -> None:
+def test_readers_see_new_generation_when_log_says_so(root: Path, tmp_path: Path) -> None:
     there = Reader(root, tmp_path / "there")
     assert there.look() == ("old", 1, None)
     writer = begin(root)
@@ -142,7 +140,7 @@ def test_sweep_keeps_visible_generation_and_removes_earlier(root: Path) -> None:
     assert not list((root / "job").glob("old.*"))
 
 
-def test_of_two_generations_that_are_held_back_either_may_be_shown_and_none_goes_back(root: Path) -> None:
+def test_either_held_back_generation_may_be_shown(root: Path) -> None:
     first = begin(root, "first")
     first.publish([put(b"first")])
     second = begin(root, "second")

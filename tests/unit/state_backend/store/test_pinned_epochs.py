@@ -56,7 +56,7 @@ def test_epochs_are_pinned_only_some_time_after_a_request() -> None:
     assert scene.pinned.epochs() == {}
 
 
-def test_the_newest_epochs_are_pinned_and_an_older_one_until_an_epoch_comes_long_after_its_successor() -> None:
+def test_newest_epochs_are_pinned_and_older_ones_for_a_time() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.take(job=(1, 0))
@@ -102,7 +102,7 @@ def test_an_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
     view.close()
 
 
-def test_a_job_that_is_held_is_read_in_its_new_generation_and_may_be_released_then() -> None:
+def test_held_job_is_read_in_new_generation_then_released() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.take(job=(1, 0))
@@ -158,7 +158,7 @@ def test_another_generation_is_not_read_beside_the_one_before() -> None:
     assert scene.pinned.epochs() == {"job": [(1, 0)]}
 
 
-def test_a_store_that_is_replaced_by_a_copy_leaves_the_epochs_before_readable() -> None:
+def test_replaced_store_leaves_earlier_epochs_readable() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.take(job=(1, 0))

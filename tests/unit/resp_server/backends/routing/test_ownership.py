@@ -77,7 +77,7 @@ def test_a_key_is_matched_in_a_time_proportional_to_its_length() -> None:
     assert owned.owner_of(b":" * 100_000) is None and owned.owner_of(b":" * 100_000 + b"end") == "job:s"
 
 
-def test_of_two_formats_the_one_with_the_longer_literal_start_names_the_owner() -> None:
+def test_format_with_longer_literal_start_names_owner() -> None:
     owned = Ownership()
     owned.learn({"wide": {"s": "a:<x>"}, "narrow": {"s": "a:b:<x>"}})
     assert [owned.owner_of(key) for key in (b"a:b:1", b"a:c")] == ["narrow:s", "wide:s"]
@@ -116,7 +116,7 @@ def test_a_wrong_format_changes_nothing(tmp_path: Path) -> None:
     assert owned.owner_of(b"g:1") is None and Ownership(tmp_path / "owners.json").owner_of(b"g:1") is None
 
 
-def test_file_of_owners_that_cannot_be_written_is_reported_and_keys_are_owned(tmp_path: Path) -> None:
+def test_unwritable_file_of_owners_is_reported_and_keys_are_owned(tmp_path: Path) -> None:
     owned = owners(tmp_path / "missing" / "owners.json")
     owned.complete()
     assert owned.owner_of(b"total") == "other:total" and "missing" in owned.error
@@ -196,7 +196,7 @@ def test_a_waiting_format_is_checked_again_after_a_restart(tmp_path: Path) -> No
     assert new == [TOTAL, MEAN, TOTAL, MEAN] and again.owner_of(b"sum:1") is None
 
 
-def test_new_formats_are_taken_at_once_if_so_chosen_or_if_the_owners_were_not_known() -> None:
+def test_new_formats_are_taken_at_once_by_choice_or_at_first() -> None:
     for owned in (Ownership(checks_new=False), Ownership()):
         if not owned._checks_new:
             owned.complete()
@@ -219,7 +219,7 @@ def test_a_released_job_s_keys_are_the_upstreams_until_it_is_confirmed(tmp_path:
         assert each.owner_of(b"v2:speed:1") == each.owner_of(b"job:speed:1") == "job:speed"
 
 
-def test_a_job_that_waits_may_be_released_and_a_late_result_of_its_check_does_not_count() -> None:
+def test_released_waiting_job_ignores_late_check() -> None:
     owned, _, _ = known()
     owned.learn(NEW)
     owned.release("new")
@@ -293,7 +293,7 @@ def test_a_rule_settles_a_format_that_waits_and_one_that_is_being_checked() -> N
     assert new == [TOTAL, MEAN, MEAN] and owned.owner_of(b"mean/1") == "new:mean"
 
 
-def test_a_rule_for_some_keys_of_a_new_format_settles_nothing_but_its_keys_are_not_in_question() -> None:
+def test_rule_for_some_keys_of_new_format_settles_only_these() -> None:
     owned, new, _ = known()
     owned.take_rules(ruled("sum:9<x> upstream"))
     owned.learn(NEW)

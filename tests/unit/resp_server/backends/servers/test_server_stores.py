@@ -166,7 +166,7 @@ def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
     assert view is not None and view.job_names() == []
 
 
-def test_keys_are_not_listed_while_the_state_server_has_a_job_whose_store_is_not_read(
+def test_keys_are_not_listed_while_a_store_is_unread(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     announce(epochs, "job", (1, 5))
