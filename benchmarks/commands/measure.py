@@ -106,7 +106,9 @@ class Subject:
         encrypted = self._session.is_encrypted
         port, tls = (self._endpoint.tls_port, self._endpoint.tls) if encrypted else (self._endpoint.port, None)
         connection = Connection(port, tls=tls)
-        for words in (*(line.split() for line in self._session.lines), *self.exchange.before):
+        # The time to accept a connection is no part of the request's: after the reply to PING it is accepted.
+        accepted = [("PING",)] if self.exchange.is_last else []
+        for words in (*(line.split() for line in self._session.lines), *self.exchange.before, *accepted):
             reply = connection.call(*words)
             if reply.is_error:
                 connection.__exit__()

@@ -66,7 +66,7 @@ def reset(context: CommandContext) -> Reply:
     """Resets the connection."""
     session, server = context.session, context.server
     notifications = server.notifications
-    may_be_known = notifications.classes_of_clients or notifications.too_slow or server.leave_upstream is not None
+    may_be_known = notifications.classes_of_clients or notifications.too_slow
     if may_be_known or not session.is_as_new:
         server.leave(session)
         session.restart()

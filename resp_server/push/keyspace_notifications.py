@@ -32,7 +32,7 @@ from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.epoch_feed import JobEpoch
 from resp_server.session.session import Session
-from resp_server.session.subscriptions import SubscriptionKind
+from resp_server.session.subscriptions import PATTERN, SubscriptionKind
 from resp_server.settings.event_classes import CLASSES, TO_KEYEVENT, TO_KEYSPACE, classes_of
 from resp_server.settings.server import ServerConfig
 from state_backend.model.errors import StoreError
@@ -46,6 +46,8 @@ logger = logging.getLogger("sparkis.server")
 KEYSPACE, KEYEVENT = b"__keyspace@0__:", b"__keyevent@0__:"
 # How the channels of any database begin.
 OF_ANY_DATABASE = b"__keyspace@", b"__keyevent@"
+# How their names begin, and patterns that may match them: most others are found out by this alone.
+POSSIBLE_STARTS = b"_", b"*", b"?", b"[", b"\\"
 EPOCH = OWN_CHANNELS + b"epoch:"
 
 # Nothing signals that expired keys were removed, about once a second, so the view is polled (guess).
@@ -88,16 +90,16 @@ def enables_messages(classes: int) -> bool:
 
 def may_match_notifications(kind: SubscriptionKind, name: bytes) -> bool:
     """Return whether a channel is one of keyspace notifications, or whether a pattern may match one."""
-    return _may_start(kind, name, (KEYSPACE, KEYEVENT))
+    return name.startswith(POSSIBLE_STARTS) and _may_start(kind, name, (KEYSPACE, KEYEVENT))
 
 
 def may_match_of_any_database(kind: SubscriptionKind, name: bytes) -> bool:
     """Return whether a channel is one of keyspace notifications of any database, or whether a pattern may match one."""
-    return _may_start(kind, name, OF_ANY_DATABASE)
+    return name.startswith(POSSIBLE_STARTS) and _may_start(kind, name, OF_ANY_DATABASE)
 
 
 def _may_start(kind: SubscriptionKind, name: bytes, starts: tuple[bytes, ...]) -> bool:
-    if kind is SubscriptionKind.PATTERN:
+    if kind is PATTERN:
         literal = literal_start(name)
         return any(each.startswith(literal) or literal.startswith(each) for each in starts)
     return name.startswith(starts)

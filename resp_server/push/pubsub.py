@@ -108,24 +108,27 @@ class PubSub:
     def subscribe(self, session: Session, kind: SubscriptionKind, names: Sequence[bytes]) -> bytes:
         """Subscribe a client; return the encoded replies. GenericError for too many; then nothing changes."""
         subscriptions = Subscriptions() if session.subscriptions is None else session.subscriptions
-        held, verb = subscriptions.of(kind), VERBS[kind][0]
+        new_patterns: dict[bytes, _Pattern] | None = None  # it is checked before the first change
+        held, verb, protocol = subscriptions.of(kind), VERBS[kind][0], session.protocol
+        out, count = [], subscriptions.count(kind)
         for name in names:
             if name not in held:
-                break
-        else:  # nothing changes
-            count = subscriptions.count(kind)
-            replies = [subscription_reply(verb, name, count, session.protocol) for name in names]
-            return replies[0] if len(replies) == 1 else b"".join(replies)
-        subscriptions.check_limits(kind, names)
-        is_pattern, out = kind is PATTERN, []
-        new_patterns = {name: _Pattern(name) for name in names if name not in self.patterns} if is_pattern else {}
-        for name in names:
-            if name not in held:
+                if new_patterns is None:
+                    new_patterns = self._checked(subscriptions, kind, names)
                 self._add(session, kind, name, new_patterns)
                 subscriptions.add(kind, name)
-            out.append(subscription_reply(verb, name, subscriptions.count(kind), session.protocol))
-        session.set_subscriptions(subscriptions)
+                count += 1
+            out.append(subscription_reply(verb, name, count, protocol))
+        if new_patterns is not None:
+            session.set_subscriptions(subscriptions)
         return b"".join(out)
+
+    def _checked(
+        self, subscriptions: Subscriptions, kind: SubscriptionKind, names: Sequence[bytes]
+    ) -> dict[bytes, _Pattern]:
+        """Return the names that are new patterns here; GenericError for too many names."""
+        subscriptions.check_limits(kind, names)
+        return {name: _Pattern(name) for name in names if name not in self.patterns} if kind is PATTERN else {}
 
     def _add(self, session: Session, kind: SubscriptionKind, name: bytes, new_patterns: dict[bytes, _Pattern]) -> None:
         is_new = name not in self.names(kind)

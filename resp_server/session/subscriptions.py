@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import cache
 
 from resp_server.protocol.errors import GenericError
 
@@ -94,11 +95,16 @@ def check_name(name: bytes) -> None:
 
 def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
     """Return the reply to SUBSCRIBE or UNSUBSCRIBE of any kind, for one channel."""
-    frame_type = b">" if protocol >= 3 else b"*"
+    start = _reply_start(verb, protocol)
     if name is None:
-        encoded = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
-        return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (frame_type, len(verb), verb, encoded, count)
-    return b"%b3\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n:%d\r\n" % (frame_type, len(verb), verb, len(name), name, count)
+        return b"%b%b:%d\r\n" % (start, b"_\r\n" if protocol >= 3 else b"$-1\r\n", count)
+    return b"%b$%d\r\n%b\r\n:%d\r\n" % (start, len(name), name, count)
+
+
+@cache
+def _reply_start(verb: bytes, protocol: int) -> bytes:
+    """Return how the replies to SUBSCRIBE and the like begin."""
+    return b"%b3\r\n$%d\r\n%b\r\n" % (b">" if protocol >= 3 else b"*", len(verb), verb)
 
 
 def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:

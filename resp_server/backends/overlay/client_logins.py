@@ -70,6 +70,11 @@ class ClientLogins:
         self._server.stats.command_stats(session.last_command).calls += 1
         batch.answer(answering, session.replies_suppressed)
 
+    def knows(self, session: Session) -> bool:
+        """Return whether a client has a login or a connection at the upstream, so that RESET ends something there."""
+        has_login = session.id in self._logins.by_client
+        return has_login or self._dedicated.has_own(session.id, self._logins.pools)
+
     def leave(self, session: Session) -> None:
         """End a client's connections, login and subscriptions at the upstream."""
         for each in self._logins.of(session.id):

@@ -35,7 +35,7 @@ class DedicatedRequests:
 
     def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
         """Return whether a client has a connection of its own, among those of some pools."""
-        return any(pool.dedicated.get(client) is not None for pool in pools)
+        return bool([pool for pool in pools if client in pool.dedicated.by_client])
 
     def unwatch(self, session: Session) -> None:
         """Forget the keys that a client watches at the upstream."""

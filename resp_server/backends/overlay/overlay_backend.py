@@ -149,7 +149,7 @@ class OverlayBackend:
         if not is_local or is_login or not self._servers.may_call(command):
             return False
         if role is Role.RESET:  # it closes the client's connection
-            return lambda session, request: not self._dedicated.has_own(session.id, self._logins.pools)
+            return lambda session, request: not self._clients.knows(session)
         if role is Role.UNWATCH:
             return lambda session, request: not self._dedicated.has_watched(session)
         if role is Role.CLIENT_UNBLOCK:
@@ -351,8 +351,10 @@ class OverlayBackend:
     ) -> ReplyBatch | None:
         """Handle what a command of the proxy changes at the upstream; return the batch for the proxy's reply."""
         session, role = context.session, routed.policy.role
-        if role is Role.RESET and len(request) == 1 and self._listening.subscriptions.end(session, batch):
-            batch = await next_batch()
+        if role is Role.RESET and len(request) == 1:
+            if self._listening.subscriptions.end(session, batch):
+                batch = await next_batch()
+            self.leave(session)  # RESET itself does nothing for a client that is as a new one here
         transaction = session.transaction
         is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
         if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):

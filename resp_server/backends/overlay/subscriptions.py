@@ -121,7 +121,7 @@ class OverlaySubscriptions:
         if subscribes(name):
             assert channels is not None
             return not self.is_unchanged(channels.verb, kind_of(name), session, request)
-        return any(each.is_listening for each in own) and bool(self._parts(name, request, session))
+        return bool(self._listening(session)) and bool(self._parts(name, request, session))
 
     def is_unchanged(self, verb: Verb, kind: SubscriptionKind, session: Session, request: Request) -> bool:
         """Return whether the upstream has confirmed all channels of a SUBSCRIBE, or has none for an UNSUBSCRIBE to end.
@@ -130,17 +130,23 @@ class OverlaySubscriptions:
         """
         subscriptions = session.subscriptions
         if verb is Verb.SUBSCRIBE:
-            subscribed = () if subscriptions is None else subscriptions.of(kind)
-            return all(each in subscribed and not may_match_of_any_database(kind, each) for each in request[1:])
-        return subscriptions is None and not any(each.is_listening for each in self._dedicated(session))
+            if subscriptions is None:
+                return False
+            held = subscriptions.of(kind)
+            return not [each for each in request[1:] if each not in held or may_match_of_any_database(kind, each)]
+        return subscriptions is None and not self._listening(session)
 
     def is_without_tracking(self, session: Session, request: Request) -> bool:
         """Return whether a CLIENT TRACKING OFF is from a client that the upstream tracks no keys for."""
         return request[2].upper() == b"OFF" and not self._tracking_pools(session)
 
     def _dedicated(self, session: Session) -> Sequence[DedicatedConnection]:
-        own = (pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools)
+        own = [pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools]
         return [each for each in own if each is not None]
+
+    def _listening(self, session: Session) -> Sequence[DedicatedConnection]:
+        own = [pool.dedicated.by_client.get(session.id) for pool in self._upstream_of(session).pools]
+        return [each for each in own if each is not None and each.is_listening]
 
     def _parts(self, name: str, request: Request, session: Session) -> Sequence[SubscriptionPart]:
         main = self._pool_of(session)
@@ -223,7 +229,7 @@ class OverlaySubscriptions:
 
         The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
         """
-        own = [each for each in self._dedicated(session) if each.is_listening]
+        own = self._listening(session)
         if not own:
             return False
         replies = []

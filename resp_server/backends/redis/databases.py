@@ -6,9 +6,8 @@ client first selects its database; the upstream's reply says whether there is su
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
@@ -30,9 +29,9 @@ class Databases:
         self._others: dict[int, Upstream] = {}
 
     @property
-    def pools(self) -> Iterator[UpstreamPool]:
+    def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all nodes, for all databases."""
-        return chain.from_iterable(each.pools for each in self)
+        return [pool for each in self for pool in each.pools] if self._others else self._first.pools
 
     def __iter__(self) -> Iterator[Upstream]:
         yield self._first

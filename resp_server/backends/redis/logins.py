@@ -59,7 +59,7 @@ class Logins:
     @property
     def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all logins."""
-        return [pool for databases in self for upstream in databases for pool in upstream.pools]
+        return [pool for databases in self for pool in databases.pools] if self._by_login else self.own.pools
 
     def of(self, client: int) -> Databases:
         """Return the databases over the connections of a client's login."""
