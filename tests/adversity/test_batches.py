@@ -149,9 +149,7 @@ def test_the_replay_of_a_committed_batch_leaves_the_first(job: Job, scene: Scene
 
 
 @pytest.mark.slow
-def test_the_replay_of_a_query_that_is_not_deterministic_warns_and_leaves_the_first(
-    job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
-):
+def test_nondeterministic_replay_warns_and_leaves_first(job: Job, scene: Scene, caplog: pytest.LogCaptureFixture):
     scene.add_files(2)
     unsteady = counts(job.spark, str(scene.input)).withColumn("last", F.expr("reflect('java.lang.System', 'nanoTime')"))
     job.run(unsteady)

@@ -353,9 +353,7 @@ def test_places_are_found_or_their_owners_named(trio: Trio, at: int, protocol: s
 
 @NODES
 @PROTOCOLS
-def test_a_discarded_transaction_is_redirected_as_by_redis(
-    trio: Trio, dataset: Dataset, at: int, protocol: str
-) -> None:
+def test_discarded_transaction_is_redirected_as_by_redis(trio: Trio, dataset: Dataset, at: int, protocol: str) -> None:
     keys = [key for key in dataset.strings if len(key) < 1000][::9]
     pipeline: list[Words] = [[b"HELLO", protocol.encode()]]
     for key, other in pairwise(keys):

@@ -30,17 +30,13 @@ def test_the_reference_is_the_real_server_s_table_and_the_additions(expected_tab
     assert load(REFERENCE) == expected_table
 
 
-def test_command_and_command_docs_equal_the_reference(
-    our_table: Table, expected_table: Table, deviations: Deviations
-) -> None:
+def test_command_and_docs_equal_reference(our_table: Table, expected_table: Table, deviations: Deviations) -> None:
     expected, found = dict(rows(expected_table)), dict(rows(our_table))
     added = {name for name in found if name.partition("|")[0] in deviations.commands_added}
     assert {name: row for name, row in found.items() if name not in added} == expected
 
 
-def test_added_commands_are_those_that_are_listed(
-    our_table: Table, expected_table: Table, deviations: Deviations
-) -> None:
+def test_added_commands_are_the_listed(our_table: Table, expected_table: Table, deviations: Deviations) -> None:
     assert our_table.keys() - expected_table.keys() == deviations.commands_added.keys()
 
 

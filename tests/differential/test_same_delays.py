@@ -125,9 +125,7 @@ def test_a_write_of_a_client_that_leaves_during_a_pause_is_not_run(overlay: Over
 
 @pytest.mark.parametrize("mode", ["ALL", "WRITE"])
 @pytest.mark.parametrize("through", ["proxy", "upstream"])
-def test_a_pause_that_ends_by_its_time_loses_no_reply(
-    overlay: Overlay, direct: Connection, mode: str, through: str
-) -> None:
+def test_pause_ended_by_time_loses_no_reply(overlay: Overlay, direct: Connection, mode: str, through: str) -> None:
     """The client whose timer ends the pause is one of these, in any order."""
     lines = [["SET", "n", "1"], ["INCR", "n"], ["GET", "n"], ["LPUSH", "l", "x"], ["MGET", "n", "job:speed:1"]]
     server = overlay.proxy if through == "proxy" else overlay.upstream
@@ -173,9 +171,7 @@ def outcomes(server: Running, lines: Sequence[str]) -> list[bytes]:
         "CLIENT UNBLOCK 999999999; CLIENT UNBLOCK x; CLIENT UNBLOCK 1 NOPE",
     ],
 )
-def test_verbs_about_other_clients_have_the_replies_of_the_upstream_alone(
-    overlay: Overlay, direct: Connection, line: str
-) -> None:
+def test_verbs_about_clients_reply_as_upstream_alone(overlay: Overlay, direct: Connection, line: str) -> None:
     found = []
     for server in (overlay.upstream, overlay.proxy):
         direct.call("FLUSHALL")

@@ -131,9 +131,7 @@ WITHIN = [
 
 @pytest.mark.parametrize("greeting", ["", "HELLO 3"], ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("lines", WITHIN, ids="; ".join)
-def test_transactions_with_commands_without_keys_are_answered_as_by_redis(
-    through: Pair, lines: list[str], greeting: str
-) -> None:
+def test_keyless_transactions_are_answered_as_by_redis(through: Pair, lines: list[str], greeting: str) -> None:
     through.check([line.encode().split(b" ") for line in [greeting, *lines] if line])
 
 
@@ -155,9 +153,7 @@ PIECES = [
 
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=14), is_new=st.booleans())
 @checked(75)
-def test_transactions_in_any_order_are_answered_as_redis_answers_them(
-    through: Pair, lines: list[str], is_new: bool
-) -> None:
+def test_transactions_in_any_order_equal_redis(through: Pair, lines: list[str], is_new: bool) -> None:
     through.check([line.encode().split(b" ") for line in [*(["HELLO 3"] if is_new else []), *lines]])
 
 

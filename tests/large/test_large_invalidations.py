@@ -88,9 +88,7 @@ class Peak:
             self.own_mb = max(self.own_mb, memory_mb(self._pid)["own"])
 
 
-def test_a_thousand_clients_are_invalidated_by_large_epochs(
-    tmp_path: Path, report: Any, serve_measured: Callable[..., Any]
-) -> None:
+def test_large_epochs_invalidate_1000_clients(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
     log = tmp_path / "log"
     (tmp_path / "keys").write_bytes(b"\n".join(key(number) for number in range(0, KEYS, 50)))
     with LogWriter(log, "job", STATES) as writer:

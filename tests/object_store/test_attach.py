@@ -141,9 +141,7 @@ def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str],
     assert shown(log) == in_spark(bucket.local, 3)
 
 
-def test_a_batch_is_few_requests_and_a_pause_one(
-    make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path
-) -> None:
+def test_batch_is_few_requests_and_pause_one(make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path) -> None:
     bucket, log = make("hdfs-window"), tmp_path / "log"
     bucket.commit(0)
     with following(bucket.address, log) as attached:

@@ -147,9 +147,7 @@ def test_a_file_of_a_task_that_failed_is_not_there(proxy: FaultyProxy, filesyste
     assert uploads(proxy) == before
 
 
-def test_parts_are_given_up_when_the_store_refuses_one(
-    proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_given_up_when_one_is_refused(proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
     filesystem = open_filesystem(root)
     proxy.fail("500", "PUT", "partNumber", times=1000)
@@ -162,9 +160,7 @@ def test_parts_are_given_up_when_the_store_refuses_one(
 
 
 @pytest.mark.parametrize("kind", ["cut", "lose", "500", "503", "late"])
-def test_a_create_that_was_done_and_not_answered_is_known_again(
-    proxy: FaultyProxy, filesystem: Filesystem, kind: Kind
-) -> None:
+def test_unanswered_create_is_known_again(proxy: FaultyProxy, filesystem: Filesystem, kind: Kind) -> None:
     fault = proxy.fail(kind, "PUT", "a.json")
     assert filesystem.create("a.json", b"one")
     assert fault.times == 0
@@ -194,9 +190,7 @@ def test_everything_else_is_tried_again(proxy: FaultyProxy, filesystem: Filesyst
     assert filesystem.read("a/b") is None
 
 
-def test_a_store_that_does_not_answer_is_an_error_that_names_it(
-    proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mute_store_is_an_error_with_its_name(proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", ())
     filesystem = open_filesystem(root)

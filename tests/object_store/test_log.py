@@ -215,7 +215,7 @@ def test_server_serves_its_state_while_object_store_is_unreachable(
     followed.applier.close()
 
 
-def test_an_epoch_is_one_put_and_few_gets(
+def test_epoch_is_few_requests(
     monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, followed: Followed
 ) -> None:
     # The applier looks for heartbeats as time passes; here none passes.
@@ -267,9 +267,7 @@ def test_a_look_that_finds_nothing_is_one_get(
 
 
 @pytest.mark.parametrize("folder", ["epochs", "changes"])
-def test_several_epochs_are_requested_at_the_same_time(
-    proxy: FaultyProxy, root: str, followed: Followed, folder: str
-) -> None:
+def test_several_epochs_are_requested_at_once(proxy: FaultyProxy, root: str, followed: Followed, folder: str) -> None:
     writer = writer_of(root, sends_heartbeats=False)
     writer.publish([one(0)])
     followed.applier.step()
@@ -287,9 +285,7 @@ def test_several_epochs_are_requested_at_the_same_time(
     assert proxy.taken() == []
 
 
-def test_a_new_writer_is_found_by_its_announcement(
-    monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed
-) -> None:
+def test_new_writer_is_found_by_announcement(monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed) -> None:
     monkeypatch.setattr(applier_module, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter_ns=perf_counter_ns))
     writer_of(root).publish([one(0)])
     followed.applier.step()
@@ -331,7 +327,7 @@ def test_announced_epoch_costs_two_requests_before_due_work(
     applier.close()
 
 
-def test_an_epoch_of_the_next_writer_is_found_without_an_announcement(
+def test_next_writers_epoch_is_found_unannounced(
     monkeypatch: pytest.MonkeyPatch, root: str, followed: Followed
 ) -> None:
     monkeypatch.setattr(applier_module, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter_ns=perf_counter_ns))
@@ -367,9 +363,7 @@ def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: st
     assert pulse.is_stale(sign | {"count": 2})
 
 
-def test_polling_slows_down_until_an_epoch_is_found(
-    root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_polling_slows_down_until_next_epoch(root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = writer_of(root)
     writer.publish([one(0)])
     waits: list[float] = []

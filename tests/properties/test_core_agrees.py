@@ -253,7 +253,7 @@ cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIEN
     ).map(lambda groups: [request for group in groups for request in group]),
     st.lists(st.integers(0, 1_000), max_size=6),
 )
-def test_tracking_client_may_cache_the_same_keys_as_without_core(
+def test_tracking_client_may_cache_same_keys_as_pure(
     options: bytes, sent: list[list[bytes]], places: list[int]
 ) -> None:
     data = requests([[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", *options.split()], *sent])

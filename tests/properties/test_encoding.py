@@ -193,9 +193,7 @@ PLAN = RowPlan(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.none() | st.text(max_size=3)), max_size=30),
     st.lists(st.integers(0, 30), max_size=5),
 )
-def test_last_row_of_key_and_field_wins_in_any_batches(
-    rows: list[tuple[str, str, str | None]], cuts: list[int]
-) -> None:
+def test_last_row_of_key_and_field_wins(rows: list[tuple[str, str, str | None]], cuts: list[int]) -> None:
     rows.sort(key=lambda row: row[:2])  # as Spark hands them over; of equal keys the later stays later
     columns = zip(*rows, strict=True) if rows else ([], [], [])
     arrays = [*(pa.array(column, pa.string()) for column in columns), pa.array(range(len(rows)), pa.int64())]

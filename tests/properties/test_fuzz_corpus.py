@@ -103,9 +103,7 @@ def test_endlessly_busy_connection_is_found_and_removed(subject: Subject) -> Non
     assert subject.run(b"\0\0PING\r\n") == b"+PONG\r\n"
 
 
-def test_an_error_that_another_thread_logs_is_none_of_the_server(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_that_another_thread_logs_is_none_of_server(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(*ignored: object) -> str:
         thread = Thread(target=logging.getLogger("resp_server").error, args=["of another test"])
         thread.start()
@@ -172,9 +170,7 @@ def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_servers(subject: Su
 @pytest.mark.parametrize(
     "asked", range(len(UPSTREAM_REQUESTS)), ids=lambda at: b" ".join(UPSTREAM_REQUESTS[at][-1]).decode()
 )
-def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_upstream(
-    subject: Subject, asked: int, said: bytes
-) -> None:
+def test_clients_of_proxy_get_replies_for_any_bytes_of_its_upstream(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED | PROXY, 0, asked]) + said)
 
 

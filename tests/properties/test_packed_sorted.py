@@ -20,9 +20,7 @@ SETS = st.dictionaries(MEMBERS, SCORES, max_size=30)
 
 @settings(deadline=None)
 @given(SETS, st.lists(MEMBERS, max_size=10), st.integers(0, 30), st.integers(0, 30))
-def test_members_come_in_order_and_are_found(
-    scores: dict[bytes, float], others: list[bytes], start: int, stop: int
-) -> None:
+def test_members_are_ordered_and_found(scores: dict[bytes, float], others: list[bytes], start: int, stop: int) -> None:
     run = packed_sorted.pack_members(scores.items())
     ranking = sorted((score, member) for member, score in scores.items())
     assert packed_sorted.count(run) == len(scores)

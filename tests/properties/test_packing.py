@@ -202,9 +202,7 @@ def packing_of(
     st.integers(1, 70),
     st.integers(0, 9),
 )
-def test_packing_takes_each_plain_row_once_in_order(
-    rows: list[tuple[bytes, bytes]], rows_max: int, keys_max: int
-) -> None:
+def test_packing_takes_plain_rows_in_order(rows: list[tuple[bytes, bytes]], rows_max: int, keys_max: int) -> None:
     wanted = dict(rows)
     changes = [Change("one", Op.PUT, key, None, value) for key, value in wanted.items()]
     # Of a slice, whose columns do not begin where their buffers do.

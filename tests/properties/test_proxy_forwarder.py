@@ -525,9 +525,7 @@ def test_client_with_dedicated_connection_takes_general_path() -> None:
     has_cache=st.booleans(),
     database=st.integers(0, 2),
 )
-def test_cached_replies_come_in_the_order_of_the_requests(
-    asked: list[tuple[bytes, ...]], has_cache: bool, database: int
-) -> None:
+def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], has_cache: bool, database: int) -> None:
     """The forwarder stops at a request about keys of the cache that has no cached reply of the same database."""
     scene, sink = Scene(), ForwarderSink()
     cached = {

@@ -41,9 +41,7 @@ arrays = st.lists(texts, max_size=8)
     protocol=st.sampled_from([2, 3]),
     data=st.data(),
 )
-def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
-    given: list[object], protocol: int, data: st.DataObject
-) -> None:
+def test_any_chunking_gives_same_early_replies(given: list[object], protocol: int, data: st.DataObject) -> None:
     sent = [encode(each, protocol) for each in given]
     as_bytes = b"".join(sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(as_bytes)), max_size=8)))
@@ -137,9 +135,7 @@ def test_slots_of_run_have_one_owner_and_min_epochs_after_any_change(
 
 
 @given(names=st.sets(st.binary(min_size=1, max_size=6), min_size=1, max_size=40), data=st.data())
-def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
-    names: set[bytes], data: st.DataObject
-) -> None:
+def test_steps_of_scan_that_end_with_run_of_slots_find_each_key_once(names: set[bytes], data: st.DataObject) -> None:
     """The server's step may go on to its next run: keys from there are left for when the cursor is there."""
     bounds = [*sorted(data.draw(st.sets(st.integers(1, SLOTS - 1), max_size=4))), SLOTS]
     array_in_order = sorted(names, key=hash_position)

@@ -231,9 +231,7 @@ LOSSES = (
 
 @settings(deadline=None)
 @given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS), max_size=60))
-def test_each_node_leads_to_the_owner_while_slots_move(
-    replicas: int, first: int, events: list[tuple[Any, ...]]
-) -> None:
+def test_each_node_leads_to_owner_while_slots_move(replicas: int, first: int, events: list[tuple[Any, ...]]) -> None:
     play = Play(replicas)
     for _ in range(first):
         play.join()

@@ -60,9 +60,7 @@ def test_rows_are_read_back(given_rows: tuple[pa.StructType, list[Any]]) -> None
 
 @settings(max_examples=examples(40))
 @given(ROWS, st.data())
-def test_damaged_rows_are_an_error_or_other_values(
-    given_rows: tuple[pa.StructType, list[Any]], data: st.DataObject
-) -> None:
+def test_damaged_rows_are_errors_or_differ(given_rows: tuple[pa.StructType, list[Any]], data: st.DataObject) -> None:
     schema, rows = given_rows
     content, starts, sizes = encoded(rows, schema)
     damaged = bytearray(content)
@@ -80,9 +78,7 @@ def test_damaged_rows_are_an_error_or_other_values(
 
 @settings(max_examples=examples(40))
 @given(ROWS, st.integers(0, 1000))
-def test_rows_that_are_shorter_than_their_fields_are_an_error(
-    given_rows: tuple[pa.StructType, list[Any]], size: int
-) -> None:
+def test_rows_shorter_than_their_fields_are_an_error(given_rows: tuple[pa.StructType, list[Any]], size: int) -> None:
     schema, rows = given_rows
     content, starts, _ = encoded(rows[:1], schema)
     size %= (schema.num_fields + 63) // 64 * 8 + 8 * schema.num_fields

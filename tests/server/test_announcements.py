@@ -86,9 +86,7 @@ def test_mute_receiver_delays_no_commit_and_no_receiver(
         eventually(lambda: receiver.noticed and receiver.noticed[-1] == ("job", 1, 99), awaited="the last epoch")
 
 
-def test_the_registry_is_found_by_its_record_also_when_it_moves(
-    announcing: Callable[..., Announcer], tmp_path: Path
-) -> None:
+def test_moved_registry_is_found_by_its_record(announcing: Callable[..., Announcer], tmp_path: Path) -> None:
     def record(port: int, term: int) -> None:
         text = '{"format": 1, "term": %d, "address": "127.0.0.1:%d", "replicas": 0, "topology": null}'
         (tmp_path / "registry.json").write_text(text % (term, port))
@@ -186,9 +184,7 @@ def test_a_writer_without_spark_announces_its_epochs(tmp_path: Path, announcing:
             eventually(lambda: receiver.noticed[-1] == ("job", 1, 0), awaited="the epoch")
 
 
-def test_an_announced_epoch_is_applied_without_a_poll_or_a_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announced_epoch_is_applied_without_poll_or_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_watch.LogWatch, "watch", lambda *_: None)  # as for a log on another machine
 
     async def follow() -> None:

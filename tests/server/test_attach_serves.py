@@ -84,9 +84,7 @@ def test_a_killed_command_leaves_the_server_which_the_next_one_takes_over(checkp
         assert following.end(signal.SIGTERM) == 0
 
 
-def test_the_server_has_the_passwords_and_addresses_of_the_command(
-    checkpoints: list[Path], log: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_server_has_passwords_and_addresses_of_it(checkpoints: list[Path], log: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARKIS_PASSWORD", "secret")
     given = ("--checkpoint", checkpoints[0], "--job", "a", "--log", log, "--serve", "--port", 0, "--bind", "127.0.0.1")
     with command("attach", *given) as running:

@@ -59,9 +59,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_allowed() -> N
 @pytest.mark.parametrize(
     ("with_tls", "hint"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
 )
-def test_connection_that_ends_before_the_first_reply_is_an_error_with_likely_causes(
-    tmp_path: Path, with_tls: bool, hint: str
-) -> None:
+def test_early_end_of_connection_is_an_error_with_likely_causes(tmp_path: Path, with_tls: bool, hint: str) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:

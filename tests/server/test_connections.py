@@ -85,9 +85,7 @@ def test_small_request_waits_for_no_pipeline_but_the_first(hurried: Any, monkeyp
     assert order.index(3) < 2 and [each for each in order if each != 3] == [0, 1, 2]
 
 
-def test_client_that_waits_for_its_turn_is_read_one_more_buffer_at_most(
-    hurried: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_client_is_read_one_more_buffer_at_most(hurried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, is_read = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
     assert is_read[1:] == [False, True, True]
     for peer, expected in zip(hurried.peers, [ANSWERED + PONG] * 2 + [ANSWERED, PONG], strict=True):

@@ -164,9 +164,7 @@ def test_driverless_server_with_other_options_is_replaced(drive: Callable[..., D
     has_ended(first)
 
 
-def test_a_server_with_two_drivers_ends_with_the_last_or_with_the_command(
-    drive: Callable[..., Driver], tmp_path: Path
-) -> None:
+def test_server_with_two_drivers_ends_with_last_or_with_command(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first, second = drive(), drive()
     assert second.said["is_taken_over"]
     second.end("stop")

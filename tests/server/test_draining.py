@@ -178,9 +178,7 @@ SHARED = ("--reuse-port", "yes")
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_next_server_takes_over_the_port_and_no_read_fails(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_next_server_takes_over_port_and_no_read_fails(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     first, second = (serving(log, tmp_path / name, *SHARED, "--workers", workers) for name in "ab")
     next_to(start, first, second, READS)
 
@@ -258,7 +256,7 @@ def test_socket_of_systemd_keeps_clients_during_restart(log: Path, tmp_path: Pat
         assert os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) == 0
 
 
-def test_socket_of_systemd_at_other_port_is_a_mistake(
+def test_socket_of_systemd_at_other_port_is_refused(
     log: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket_unit() as listener:

@@ -97,9 +97,7 @@ def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Execu
     assert [row.get("error") or row.get("failure") for row in results] == [None] * len(results)
 
 
-def test_server_gets_its_own_secrets_by_environment_and_none_of_spark(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch
-):
+def test_server_gets_only_its_own_secrets_by_environment(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "spark's own")
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     ensure_state_server(PLAN)

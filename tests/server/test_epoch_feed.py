@@ -135,9 +135,7 @@ def frames(file: Any) -> Iterator[Any]:
             yield int(number) if mark == b":" else number
 
 
-def test_replies_are_of_the_epoch_pushed_last_while_epochs_are_published(
-    tmp_path: Path, serve: Callable[..., Any]
-) -> None:
+def test_replies_are_of_epoch_pushed_last_while_epochs_are_published(tmp_path: Path, serve: Callable[..., Any]) -> None:
     store = LmdbStore(tmp_path / "store", "g1")
     publish(store, 0)
     server = serve(store=store, states=STATES)

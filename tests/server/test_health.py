@@ -59,9 +59,7 @@ def test_server_with_a_password_is_healthy_for_clients_with_it(locked_sparkis: R
     assert health("--url", url, "--live") == (0, "")
 
 
-def test_a_server_that_loads_its_jobs_is_alive_and_not_ready(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_server_is_alive_and_not_ready(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     served = serve()
     served.call(lambda: served.server.set_loading(True))

@@ -81,7 +81,7 @@ async def test_a_process_is_reused_and_replaced_when_it_has_ended(asked: History
 
 
 @on_a_loop
-async def test_a_history_that_takes_too_long_is_an_error_and_ends_its_process(
+async def test_slow_history_is_an_error_and_ends_its_process(
     asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
@@ -105,9 +105,7 @@ async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequ
 
 
 @on_a_loop
-async def test_a_running_process_logs_as_the_server_does(
-    asked: HistoryRequest, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_running_process_logs_as_server_does(asked: HistoryRequest, capfd: pytest.CaptureFixture[str]) -> None:
     made = Histories()
     await read(made, asked)
     (process,) = children()

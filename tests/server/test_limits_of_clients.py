@@ -64,9 +64,7 @@ EXTREMES = [
 
 
 @pytest.mark.parametrize(("name", "given"), EXTREMES)
-def test_config_set_of_an_extreme_value_leaves_the_server_answering(
-    serve: Callable[..., Any], name: str, given: str
-) -> None:
+def test_config_set_of_extreme_value_leaves_server_answering(serve: Callable[..., Any], name: str, given: str) -> None:
     running = serve()
     peer = running.connect()
     assert peer.ask("CONFIG", "SET", name, given) == b"OK"

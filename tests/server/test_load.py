@@ -62,9 +62,7 @@ def calls(running: Running, command: str) -> int:
     [("GET", VALUE), ("MGET", *[VALUE] * 100), ("HGETALL", MAP), ("LRANGE", LIST, "0", "99")],
     ids=lambda words: words[0],
 )
-def test_a_server_counts_as_many_requests_as_were_asked_for(
-    running: Running, words: tuple[str, ...], pipeline: int
-) -> None:
+def test_server_counts_requests_asked_for(running: Running, words: tuple[str, ...], pipeline: int) -> None:
     rate = load.rate(running.server.port, words, clients=50, pipeline=pipeline, requests=3000, key_range=KEYS)
     assert rate > 0
     assert 3000 <= calls(running, words[0].lower()) < 3000 + pipeline

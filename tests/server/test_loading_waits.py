@@ -78,9 +78,7 @@ def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pyte
     assert first.read(7) == b"$1\r\nv\r\n"
 
 
-def test_a_server_that_loads_all_of_its_jobs_lets_clients_wait_too(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_loads_all_of_its_jobs_lets_clients_wait_too(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     served.call(lambda: served.server.set_loading(True))
     peer = served.connect()

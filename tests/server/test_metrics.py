@@ -305,7 +305,7 @@ def test_a_server_is_not_ready_while_it_loads(listening: tuple[Any, MetricsListe
     assert scraped.samples()["sparkis_ready", ()] == 0
 
 
-def test_a_server_is_not_ready_while_a_job_lags_more_than_it_may(
+def test_server_is_not_ready_while_job_lags_more_than_it_may(
     listening: tuple[Any, MetricsListener, Scraped],
 ) -> None:
     served, _, scraped = listening
@@ -330,7 +330,7 @@ def test_a_server_that_drains_is_alive_and_not_ready(listening: tuple[Any, Metri
     assert scraped.samples()["sparkis_ready", ()] == 0
 
 
-def test_the_listener_bounds_its_connections_and_the_bytes_of_a_request(
+def test_listener_bounds_its_connections_and_bytes_of_request(
     listening: tuple[Any, MetricsListener, Scraped],
 ) -> None:
     _, listener, scraped = listening

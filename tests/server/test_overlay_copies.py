@@ -121,9 +121,7 @@ def test_delete_without_consent_removes_nothing(overlay: Overlay, upstream: Conn
     assert upstream.call("DBSIZE").plain == len(OTHERS)
 
 
-def test_delete_keeps_keys_of_released_jobs_and_of_writers(
-    overlay: Overlay, upstream: Connection, tmp_path: Path
-) -> None:
+def test_delete_keeps_keys_of_released_jobs_and_writers(overlay: Overlay, upstream: Connection, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
         '[[rule]]\nkeys = "dash/<account>/apdex"\nowner = "upstream"\n'

@@ -89,9 +89,7 @@ def test_auth_in_pipeline_applies_to_later_requests(proxy: Running) -> None:
     assert found[1::2] == [b"OK", b"OK", WRONG] and found[4::2] == [b"OK", b"x"]
 
 
-def test_changed_password_is_refused_beside_existing_logins(
-    upstream: Running, proxy: Running, client: Connection
-) -> None:
+def test_old_password_is_refused_beside_logins(upstream: Running, proxy: Running, client: Connection) -> None:
     with upstream.connect() as direct:
         direct.call("ACL", "SETUSER", "changing", "on", ">one", "~*", "+@all")
         assert client.call("AUTH", "changing", "one").plain == b"OK"

@@ -45,9 +45,7 @@ def shadow(overlay: Overlay, rule: str = "speeds") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_shadow_answers_from_upstream_and_counts_differences(
-    overlay: Overlay, client: Connection, protocol: int
-) -> None:
+def test_shadow_answers_as_upstream_and_counts_differences(overlay: Overlay, client: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     client.call("MSET", "job:speed:1", "10", "job:speed:2", "20.000000000001", "board/7", "0.9", "board/8", "x")
     client.call("DEL", "job:speed:5")

@@ -51,9 +51,7 @@ def test_other_ports_have_none(port: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("LISTEN_PID", "1"), ("LISTEN_PID", ""), ("LISTEN_FDS", "x")])
-def test_sockets_for_another_process_are_not_taken(
-    port: int, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_sockets_for_other_process_stay(port: int, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 2)
     monkeypatch.setenv(name, value)
     assert take_passed(port) == [] and passed_ports() == []

@@ -71,9 +71,7 @@ def test_answers_of_other_workers_are_part_of_the_reply(server: Any, others: Oth
     assert peer.read(len(error)) == error
 
 
-def test_worker_that_does_not_answer_in_time_is_left_out(
-    server: Any, others: Others, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
     peer.answers(LIST + PING, NOBODY + PONG)

@@ -181,9 +181,7 @@ def test_a_request_of_many_arguments_is_asked_for_in_steps(still: Behind, protoc
 
 
 @pytest.mark.parametrize("is_proxy_told", [True, False], ids=["by its file", "by MOVED"])
-def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
-    behind: Behind, dataset: Dataset, is_proxy_told: bool
-) -> None:
+def test_slots_move_under_load_without_wrong_reads(behind: Behind, dataset: Dataset, is_proxy_told: bool) -> None:
     stop = Event()
 
     def read(number: int) -> tuple[int, list[Any]]:

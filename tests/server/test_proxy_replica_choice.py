@@ -176,9 +176,7 @@ def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(halves: Clu
             eventually(lambda at=slower: halves.shows(at), awaited="it is there too")
 
 
-def test_client_that_has_seen_an_epoch_gets_no_reply_of_a_server_without_it(
-    halves: Cluster, impatient: Running
-) -> None:
+def test_client_that_has_seen_epoch_gets_no_reply_of_server_without_it(halves: Cluster, impatient: Running) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
     with impatient.connect() as client, impatient.connect() as other:
         with behind(halves, 1):

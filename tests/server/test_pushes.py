@@ -50,9 +50,7 @@ def test_push_in_own_turn_precedes_reply(running: Any) -> None:
 
 
 @pytest.mark.parametrize("asked", [HGETALL, HGETALL_IN_TRANSACTION], ids=["a reply", "EXEC"])
-def test_a_push_waits_for_the_end_of_a_reply_in_steps(
-    running: Any, asked: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_waits_for_end_of_reply_in_steps(running: Any, asked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, peer = running.connect(), running.connect()
     for each in (quiet, peer):
         each.answers(PING, PONG)

@@ -240,9 +240,7 @@ def test_a_server_of_another_log_is_refused_by_name_and_path(registry: Callable[
     assert empty.report(logs={}) == b"OK"  # an older server
 
 
-def test_a_member_that_turns_out_to_serve_another_log_gives_its_slots_away(
-    registry: Callable[..., int], tmp_path: Path
-) -> None:
+def test_member_of_another_log_gives_its_slots_away(registry: Callable[..., int], tmp_path: Path) -> None:
     port = registry()
     own, other = Server(port, 0), Server(port, 1)
     own.report(logs={"/log": ""})
@@ -259,9 +257,7 @@ def test_a_member_that_turns_out_to_serve_another_log_gives_its_slots_away(
     eventually(lambda: own.live() == "0-16383", awaited="the first has all slots")
 
 
-def test_logs_without_an_identity_are_distinguished_by_their_epochs(
-    registry: Callable[..., int], tmp_path: Path
-) -> None:
+def test_logs_without_identity_are_distinguished_by_their_epochs(registry: Callable[..., int], tmp_path: Path) -> None:
     state = StateDescriptor("s", key="k", value="v")
     with LogWriter(tmp_path, "job", [state], "q") as writer:
         for number in range(3):
@@ -393,9 +389,7 @@ def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Ca
     eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], awaited="it has none")
 
 
-def test_driver_ends_its_servers_at_once_if_no_other_server_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_ends_its_servers_if_no_other_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DRAIN_S_MAX", "SILENT_S"):
         monkeypatch.setattr(service, name, 100 * WAIT_S_MAX)
 

@@ -204,9 +204,7 @@ def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, mon
     play(scene, acts)
 
 
-def test_a_registry_is_not_left_because_this_process_stood_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_registry_is_not_left_because_this_process_stood_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_link, "SILENT_S", 1.0)
     scene, registry = Scene(tmp_path, None), Registry(3)
 

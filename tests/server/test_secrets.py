@@ -106,9 +106,7 @@ DEBUG = ("--loglevel", "debug", "--slowlog-log-slower-than", "0", "--port", 0)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_server_shows_no_secret(
-    start: Start, log: Path, tmp_path: Path, files: dict[str, Path], workers: int
-) -> None:
+def test_server_shows_no_secret(start: Start, log: Path, tmp_path: Path, files: dict[str, Path], workers: int) -> None:
     metrics = free_port()
     options = ("--aclfile", files["acl"], "--workers", workers, "--metrics", metrics, *DEBUG)
     server = start("serve", "--log", log, "--store", tmp_path / "store", *options)
@@ -127,7 +125,7 @@ def test_a_server_shows_no_secret(
 
 
 @pytest.mark.parametrize("password", [UPSTREAMS, pytest.param(WRONG, marks=pytest.mark.slow)])
-def test_a_proxy_with_an_upstream_shows_no_secret(
+def test_overlay_shows_no_secret(
     start: Start, log: Path, tmp_path: Path, files: dict[str, Path], password: str
 ) -> None:
     metrics = free_port()
@@ -184,9 +182,7 @@ def test_mistakes_name_no_secret(log: Path, tmp_path: Path, files: dict[str, Pat
         assert PLANTED not in ended.stdout + ended.stderr, words
 
 
-def test_a_registry_and_a_state_server_show_no_secret(
-    start: Start, log: Path, tmp_path: Path, files: dict[str, Path]
-) -> None:
+def test_registry_and_server_show_no_secret(start: Start, log: Path, tmp_path: Path, files: dict[str, Path]) -> None:
     debug = ("--loglevel", "debug")
     registry = start("registry", "--log", log, "--port", 0, "--token-file", files["token"], *debug)
     found = registry.wait_for(r"started registry @ 127\.0\.0\.1:(\d+)")

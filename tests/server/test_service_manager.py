@@ -83,9 +83,7 @@ def stop(process: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_server_reports_ready_reload_and_stop(
-    log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int
-) -> None:
+def test_server_reports_its_life(log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int) -> None:
     server = start(*serving(log, tmp_path, "--workers", workers))
     ready = systemd.wait_for("READY=1")
     port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
@@ -105,9 +103,7 @@ def test_server_reports_ready_reload_and_stop(
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, id="server"), pytest.param(2, id="worker")])
-def test_hung_event_loop_does_not_feed_the_watchdog(
-    log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int
-) -> None:
+def test_hung_loop_feeds_no_watchdog(log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int) -> None:
     server = start(*serving(log, tmp_path, "--workers", workers))
     systemd.wait_for("READY=1")
     hung = _event_loops(server)[-1]

@@ -65,9 +65,7 @@ def started_with_levels(start: Start, file: Path, log: Path, workers: int) -> tu
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_hangup_changes_level_and_format_of_the_log_also_in_workers(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_hangup_changes_log_level_and_format_in_workers(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     file = tmp_path / "sparkis.toml"
     server, port = started_with_levels(start, file, log, workers)
     file.write_text('loglevel = "warning,sparkis.clients=info"\nlog-format = "json"\n')
@@ -89,9 +87,7 @@ def test_hangup_changes_level_and_format_of_the_log_also_in_workers(
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_level_of_the_log_is_set_in_all_processes_and_written_to_the_file(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_log_level_is_set_in_all_processes_and_in_file(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     file = tmp_path / "sparkis.toml"
     server, port = started_with_levels(start, file, log, workers)
 
@@ -162,9 +158,7 @@ def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_signal_while_jobs_are_loaded_ends_the_program_with_a_line(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_signal_during_loading_ends_program_with_line(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     (folder := tmp_path / "store" / "job").mkdir(parents=True)
     with (folder / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as another server that reads the store, so the applier waits
@@ -209,9 +203,7 @@ def can_log_in(port: int, user: str) -> bool:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_hangup_reloads_the_users_of_a_server_and_ends_none_of_its_processes(
-    start: Start, log: Path, tmp_path: Path, workers: int
-) -> None:
+def test_hangup_reloads_users_and_ends_no_process(start: Start, log: Path, tmp_path: Path, workers: int) -> None:
     acl_file = tmp_path / "users.acl"
     acl_file.write_text(ONE_USER)
     store = ("--store", tmp_path / "store")

@@ -115,9 +115,7 @@ def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., 
     server.connect().answers(PING, PONG)
 
 
-def test_a_reply_in_steps_beyond_the_hard_limit_ends_the_connection(
-    serve: Callable[..., Any], tiny_turns: None
-) -> None:
+def test_reply_in_steps_beyond_hard_limit_ends_connection(serve: Callable[..., Any], tiny_turns: None) -> None:
     server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (50_000, 0, 0)})
     peer = server.connect()
     peer.send(b"KEYS *\r\n")

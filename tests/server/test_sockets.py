@@ -380,9 +380,7 @@ def test_many_that_always_send_are_all_answered(start: Callable[..., Any]) -> No
         assert peer.read(rounds * 1_000 * len(bulk(b"7"))) == bulk(b"7") * 1_000 * rounds
 
 
-def test_server_sends_pending_replies_before_it_stops(
-    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_sends_pending_replies_then_stops(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 3_600_000_000_000)  # all is answered in one turn
     running = start()
     peer = running.connect()

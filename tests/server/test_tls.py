@@ -149,9 +149,7 @@ def test_redis_cli_reads_over_tls(shared: Serve, authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_clients_show_a_certificate_where_a_ca_is_given(
-    shared: Serve, authority: Authority, tmp_path: Path, workers: int
-) -> None:
+def test_clients_need_certificate_with_ca(shared: Serve, authority: Authority, tmp_path: Path, workers: int) -> None:
     server = shared(*authority.options(), workers=workers)
     with connect(server, **authority.client("client")) as known:
         assert known.get("job:n:1") == b"1"
@@ -161,9 +159,7 @@ def test_clients_show_a_certificate_where_a_ca_is_given(
             client.get("job:n:1")
 
 
-def test_a_certificate_is_looked_at_but_not_asked_for_where_it_is_optional(
-    serve: Serve, authority: Authority, tmp_path: Path
-) -> None:
+def test_optional_certificate_is_checked_if_shown(serve: Serve, authority: Authority, tmp_path: Path) -> None:
     server = serve(*authority.options(auth_clients="optional"))
     for given in (authority.client("client"), authority.client()):
         with connect(server, **given) as client:

@@ -133,9 +133,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     assert all("Traceback" not in path.read_text() for path in cluster.folder.glob("*.log"))
 
 
-def test_epochs_are_announced_over_tls_to_a_registry_that_asks_for_certificates(
-    cluster: Cluster, authority: Authority
-) -> None:
+def test_epochs_are_announced_over_mutual_tls(cluster: Cluster, authority: Authority) -> None:
     cluster.registry(*authority.options("registry"))
     port = cluster.server("server", *authority.options("server"), before=NEVER_LOOKS)
     shown = authority.client("writer")
@@ -159,9 +157,7 @@ def reads_all_of_its_own(port: int, at: dict[str, Any]) -> bool:
     return False
 
 
-def test_a_server_and_a_registry_of_different_authorities_do_not_talk(
-    cluster: Cluster, authority: Authority, tmp_path: Path
-) -> None:
+def test_server_refuses_registry_of_other_authority(cluster: Cluster, authority: Authority, tmp_path: Path) -> None:
     cluster.registry(*authority.options("registry"))
     cluster.server("stranger", *Authority(tmp_path / "other").options("stranger"))
     cluster.server("plain")

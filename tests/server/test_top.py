@@ -142,9 +142,7 @@ def test_keys_are_those_of_the_table_also_after_an_empty_one_and_the_help(sparki
     asyncio.run(look())
 
 
-def test_a_server_that_is_lost_and_comes_back_is_read_again(
-    tmp_path: Path, dataset_log: Path, dataset: Dataset
-) -> None:
+def test_server_that_is_lost_and_comes_back_is_read_again(tmp_path: Path, dataset_log: Path, dataset: Dataset) -> None:
     port = free_port()
     with sparkis_server(tmp_path / "first", dataset_log, "--port", str(port)) as server:
         wait_for_keys(server, len(dataset.keys))

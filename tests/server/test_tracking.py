@@ -92,9 +92,7 @@ def connect(server: Any) -> Any:
 
 
 @pytest.mark.parametrize("sent", [lines, arrays])  # the general way, and the short one
-def test_read_key_is_invalidated_once_and_before_its_new_value(
-    client: Any, epochs: Epochs, sent: Callable[..., bytes]
-) -> None:
+def test_read_key_is_invalidated_before_new_value(client: Any, epochs: Epochs, sent: Callable[..., bytes]) -> None:
     client.answers(lines("CLIENT TRACKING ON"), OK)
     client.answers(sent("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a", "b")

@@ -174,9 +174,7 @@ def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_t
     assert order.index("ECHO") < order.index("queued") + 100
 
 
-def test_too_long_a_transaction_is_refused_and_nothing_of_it_is_run(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_transaction_is_refused_and_nothing_of_it_is_run(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction, "QUEUED_REQUESTS_MAX", 3)
     refused = b"-ERR a transaction may have 3 commands and 64 MiB; split it\r\n"
     aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"

@@ -205,9 +205,7 @@ def test_long_replies_are_whole(attacked: Attacked, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("before", [b"", TRACKING, request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
-def test_long_requests_about_one_key_are_answered_as_a_server_does(
-    attacked: Attacked, before: bytes, protocol: int
-) -> None:
+def test_long_requests_about_one_key_equal_a_servers(attacked: Attacked, before: bytes, protocol: int) -> None:
     assert isinstance(attacked.thread, Proxy)
     fields = [b"m%d" % at for at in range(MEMBERS - 2_000, MEMBERS + 2_500)]
     asked = (
@@ -233,9 +231,7 @@ def test_long_requests_about_one_key_are_answered_as_a_server_does(
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("before", [b"", request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
 @pytest.mark.parametrize("verb", ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"])
-def test_long_subscriptions_are_answered_as_a_server_does(
-    attacked: Attacked, verb: str, before: bytes, protocol: int
-) -> None:
+def test_long_subscriptions_equal_a_servers(attacked: Attacked, verb: str, before: bytes, protocol: int) -> None:
     assert isinstance(attacked.thread, Proxy)
     # In a slot of the first server, so that it accepts shard channels.
     names = [b"%d{job:temp:1}" % at for at in range(5_000)]

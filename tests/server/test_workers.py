@@ -143,9 +143,7 @@ def id_of(connection: Connection) -> int:
     return int(connection.call("CLIENT", "ID").value)
 
 
-def test_a_list_of_clients_has_those_of_all_workers_by_their_ids(
-    shared: Running, first: Connection, connect: Connect
-) -> None:
+def test_client_list_has_clients_of_all_workers(shared: Running, first: Connection, connect: Connect) -> None:
     connections = [first, *(connect(shared) for _ in range(5))]
     ids = [str(id_of(each)) for each in connections]
     absent = str(id_of(first) + 99)

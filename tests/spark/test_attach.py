@@ -113,7 +113,7 @@ def test_a_query_in_real_time_mode_is_read_at_the_end_of_its_batches(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["aggregation", "window", "dedupe"])
-def test_both_readers_show_the_same_state_of_real_time_mode(
+def test_readers_show_same_state_of_real_time_mode(
     client: redis.Redis, attached: Attach, operation: str, tmp_path: Path
 ):
     checkpoint = unpack(NEWEST, f"real-time-{operation}", tmp_path)
@@ -142,9 +142,7 @@ def test_both_readers_keep_the_bytes_of_texts_that_are_not_utf8(attached: Attach
 
 
 @pytest.mark.slow
-def test_the_aggregate_of_a_whole_stream_is_one_key(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
+def test_aggregate_of_whole_stream_is_one_key(client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"}, {"k": "b"})
     counted = rows.df.agg(F.count("*").alias("n"))
@@ -154,9 +152,7 @@ def test_the_aggregate_of_a_whole_stream_is_one_key(
 
 
 @pytest.mark.slow
-def test_a_buffer_that_is_called_as_the_key_is_found_by_its_position(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
+def test_buffer_named_as_key_is_found_by_position(client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"n": 7}, {"n": 7}, {"n": 8})
     counted = rows.df.groupBy(F.col("n").alias("count")).agg(F.count("*"))

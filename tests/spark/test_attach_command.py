@@ -76,9 +76,7 @@ def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tm
 
 
 @READERS
-def test_queries_below_a_folder_are_listed_and_followed_through_a_full_refresh(
-    checkpoint: Path, tmp_path: Path, reader: str
-):
+def test_queries_of_folder_are_followed_through_full_refresh(checkpoint: Path, tmp_path: Path, reader: str):
     folder = tmp_path / "queries"
     flow = folder / "_checkpoints" / "catalog" / "schema" / "mean" / "mean"
     for each in (folder / "team" / "one", flow / "0"):
@@ -102,7 +100,7 @@ def test_queries_below_a_folder_are_listed_and_followed_through_a_full_refresh(
         assert running.end(signal.SIGTERM) == 0
 
 
-def test_the_job_has_the_name_of_the_folder_and_the_log_a_place_of_the_users(
+def test_job_has_name_of_folder_and_log_its_given_place(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

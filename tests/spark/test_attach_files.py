@@ -101,9 +101,7 @@ QUERIES = {
 }
 
 
-def test_an_offline_repartition_is_one_epoch_with_the_whole_state(
-    spark: SparkSession, batches: Make, settings: Settings, tmp_path: Path
-):
+def test_offline_repartition_is_one_whole_epoch(spark: SparkSession, batches: Make, settings: Settings, tmp_path: Path):
     settings(rocksdb())
     manager = getattr(spark, "_streamingCheckpointManager", None)
     if manager is None:

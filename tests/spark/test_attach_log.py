@@ -86,9 +86,7 @@ def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_set_back_is_read_anew(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
+def test_rewound_checkpoint_is_read_anew(client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     checkpoint = tmp_path / "checkpoint"
     rows.add({"k": "a"})
@@ -242,9 +240,7 @@ def answer(client: redis.Redis, key: str) -> Any:
         return None
 
 
-def test_a_log_that_the_query_writes_itself_is_left_alone(
-    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
-):
+def test_log_written_by_query_is_left_alone(client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     query = start(sparkis.queryable(counts(rows.df), "n", key="k", value="n"), "own", tmp_path / "checkpoint")
@@ -281,7 +277,7 @@ def test_a_log_that_the_query_writes_itself_is_left_alone(
         ({"job": "a job"}, "the job name 'a job'"),
     ],
 )
-def test_impossible_arguments_are_refused_at_once(
+def test_impossible_arguments_are_refused(
     refusing: StreamingQuery, attached: Attach, given: dict[str, Any], message: str
 ):
     with pytest.raises(SparkisError, match=message):

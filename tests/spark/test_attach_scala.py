@@ -27,9 +27,7 @@ SETTINGS = {
 }
 
 
-def test_the_state_of_scala_queries_is_read_whole_and_by_its_changes(
-    client: redis.Redis, attached: Attach, tmp_path: Path
-):
+def test_state_of_scala_queries_is_read_whole_and_by_its_changes(client: redis.Redis, attached: Attach, tmp_path: Path):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "1.json").write_text('{"k":"a","v":1.5}\n{"k":"b","v":2.5}\n{"k":"a","v":2}\n')
     settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]

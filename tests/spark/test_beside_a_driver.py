@@ -133,9 +133,7 @@ def _owners(scene: Scene) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_registry_that_replaced_the_drivers_gets_its_epochs_and_is_waited_for(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-):
+def test_replacing_registry_gets_epochs_and_is_awaited(scene: Scene, caplog: pytest.LogCaptureFixture):
     servers = scene.servers()
     standing = scene.started("registry", "--standby")
     standing.wait_for("standing by")

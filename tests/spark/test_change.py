@@ -28,9 +28,7 @@ def counted(rows: Batches) -> DataFrame:
     return rows.df.groupBy("k").agg(F.count("*").alias("n"), F.max("v").alias("v"))
 
 
-def test_the_partitions_of_a_query_with_a_sink_may_change(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_partitions_of_query_with_sink_change(spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     numbers = {f"k{number}": number for number in range(30)}
     for run, settings in enumerate(((2, 1), (7, 3), (3, 8))):
@@ -50,9 +48,7 @@ def test_the_partitions_of_a_query_with_a_sink_may_change(
 
 
 @pytest.mark.slow
-def test_partitions_of_query_and_its_attachment_may_change(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_partitions_of_attached_query_change(spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     numbers = {f"k{number}": number for number in range(30)}
     for run, partitions in enumerate((2, 5)):

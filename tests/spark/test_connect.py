@@ -82,9 +82,7 @@ def test_a_query_of_a_connect_session_publishes_its_state(client: redis.Redis, b
     eventually(lambda: lag(client, "connected"), lambda report: bool(report["stale"]))
 
 
-def test_epochs_are_announced_to_the_addresses_in_the_sessions_settings(
-    spark: SparkSession, batches: Make, tmp_path: Path
-):
+def test_epochs_are_announced_to_addresses_in_sessions_settings(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     with listening() as (port, receiver):

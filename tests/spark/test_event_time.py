@@ -148,9 +148,7 @@ def test_the_policies_of_ties_and_of_late_rows(client: redis.Redis, batches: Mak
     assert (client.get("ties:second:a"), client.get("ties:greatest:a")) == ("two", "one")
 
 
-def test_a_row_without_a_value_selects_nothing_and_one_without_an_order_is_an_error(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_row_without_value_selects_nothing_and_without_order_fails(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, at timestamp, n int")
     rows.add({"k": "a", "at": "2024-05-01T10:00:00Z", "n": 1}, {"k": "a", "at": "2024-05-01T11:00:00Z", "n": None})
     writer = sparkis.queryable(rows.df, "s", mode="append", key="k", value="n", last_by="at", wait_for_visibility=True)

@@ -167,9 +167,7 @@ def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is
 
 
 @pytest.mark.slow  # tests/adversity/test_state_servers.py has the same of servers, without Spark
-def test_an_executor_that_goes_hands_over_and_one_that_comes_joins_with_its_first_task(
-    placed: Placed, spark: SparkSession
-):
+def test_leaving_executor_hands_over_and_new_one_joins(placed: Placed, spark: SparkSession):
     placed.wait_for_servers(2)
     context: Any = spark.sparkContext._jsc
     allowed = {f"job:sum:k{i}": {placed.sum(i)} for i in range(0, placing.KEYS, 40)}

@@ -152,9 +152,7 @@ def test_new_generation_is_shown_at_once_by_option(
     assert not said(caplog, old_state)
 
 
-def test_a_query_that_ends_by_itself_has_caught_up(
-    client: redis.Redis, numbers: DataFrame, old_state: str, tmp_path: Path
-):
+def test_query_ending_by_itself_has_caught_up(client: redis.Redis, numbers: DataFrame, old_state: str, tmp_path: Path):
     generation = generation_of(client, old_state)
     query = begin_anew(sum_of(numbers, catch_up_timeout=None).trigger(availableNow=True), old_state, tmp_path)
     query.awaitTermination()

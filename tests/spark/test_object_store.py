@@ -50,9 +50,7 @@ def endpoint(spark: SparkSession) -> Iterator[sparkis.ServedEndpoint]:
     served.stop()
 
 
-def test_a_querys_log_may_lie_in_a_bucket(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
-) -> None:
+def test_querys_log_may_lie_in_bucket(spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path) -> None:
     rows = batches(ROWS)
     rows.add(*({"sensor": f"s{number}", "temp": number, "text": "a"} for number in range(100)))
     rows.add({"sensor": "s1", "temp": 500.0, "text": "b"})

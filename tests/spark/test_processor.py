@@ -260,9 +260,7 @@ class Mayfly(StatefulProcessor):
 
 
 @pytest.mark.slow
-def test_changes_by_a_processing_time_timer_are_visible_at_their_commit(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_changes_by_timer_are_visible_at_their_commit(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a", "n": 7}, {"k": "b", "n": 8})
     processor = sparkis.queryable_processor(Mayfly(), states={"alive": "alive", "gone": "gone"})
@@ -474,9 +472,7 @@ def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(bat
 
 
 @pytest.mark.slow
-def test_attach_reports_a_wrong_description_and_the_query_continues(
-    batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_attach_reports_wrong_description_and_goes_on(batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     rows = batches(SCHEMA)
     rows.add({"k": "a", "n": 1, "v": 1.5})
     processor = sparkis.queryable_processor(Counter(1), states={"c": AttachedState(variable="count", value="m")})

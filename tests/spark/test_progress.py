@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.slow]
 ROWS = "k string, n int, at timestamp"
 
 
-def test_the_facts_are_those_that_spark_reports_of_the_micro_batch_before(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_facts_are_those_that_spark_reports_of_micro_batch_before(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(ROWS)
     for minute, count in enumerate((3, 5, 2)):
         rows.add(*({"k": f"k{n}", "n": n, "at": f"2024-05-01T10:0{minute}:00Z"} for n in range(count)))

@@ -114,9 +114,7 @@ def test_the_mode_says_whether_a_batch_replaces_the_state(client: redis.Redis, b
     assert client.mget("whole:s:a", "whole:s:b") == [None, "2"]
 
 
-def test_a_job_name_may_be_given_and_the_users_own_spark_job_group_changes_nothing(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_given_job_name_wins_over_spark_job_group(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     for value in range(2):
         rows.add({"k": "a", "v": value})
@@ -184,9 +182,7 @@ def test_a_second_query_of_one_job_is_refused_unless_it_takes_over(client: redis
         (("s",), {"key": "k", "value": "v", "job": "a:b"}, "the job name 'a:b'"),
     ],
 )
-def test_a_wrong_call_fails_the_batch_with_its_reason(
-    batches: Make, arguments: tuple[str, ...], options: dict[str, str], complaint: str
-):
+def test_wrong_call_fails_batch(batches: Make, arguments: tuple[str, ...], options: dict[str, str], complaint: str):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
 

@@ -93,9 +93,7 @@ def test_of_rows_that_are_reduced_to_one_the_earliest_counts(
     query.stop()
 
 
-def test_delay_is_shown_from_the_second_epoch_on_and_unknown_without_the_argument(
-    client: redis.Redis, batches: Make, tmp_path: Path
-) -> None:
+def test_delay_is_shown_from_second_epoch_by_argument(client: redis.Redis, batches: Make, tmp_path: Path) -> None:
     rows = batches(ROWS)
 
     def publish(batch: DataFrame, batch_id: int) -> None:
@@ -119,9 +117,7 @@ def test_delay_is_shown_from_the_second_epoch_on_and_unknown_without_the_argumen
 
 
 @pytest.mark.parametrize(("name", "found"), [("v", "has the type int"), ("w", "is not a column of the DataFrame")])
-def test_another_column_is_refused_before_the_query_starts(
-    name: str, found: str, batches: Make, tmp_path: Path
-) -> None:
+def test_another_column_is_refused_before_query_starts(name: str, found: str, batches: Make, tmp_path: Path) -> None:
     with pytest.raises(
         sparkis.DescriptorError,
         match=rf"^record_time= is a column of the type timestamp, and '{name}' {found}; .*: at$",

@@ -130,9 +130,7 @@ def test_every_reduction_of_every_type_is_what_spark_makes_of_all_rows(
             assert client.hgetall(f"{job}:{state}:{page}") == of_page
 
 
-def test_a_time_to_live_counts_from_the_last_micro_batch_that_touched_the_key(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_time_to_live_counts_from_last_micro_batch_that_touched_key(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, n int")
     rows.add({"k": "a", "n": 1}, {"k": "b", "n": 1})
     writer = sparkis.queryable(

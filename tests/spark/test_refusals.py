@@ -265,9 +265,7 @@ def test_a_state_that_changed_its_kind_is_refused_at_the_start(batches: Make, lo
 
 
 @pytest.mark.slow
-def test_of_two_queries_with_one_name_in_one_log_the_one_that_is_taken_over_is_fenced(
-    batches: Make, log: Path, tmp_path: Path
-):
+def test_replaced_query_of_same_name_is_fenced(batches: Make, log: Path, tmp_path: Path):
     stream = batches(COLUMNS)
 
     def begin(query_name: str, **given: Any) -> Any:

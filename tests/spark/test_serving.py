@@ -186,9 +186,7 @@ def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, 
         redis.Redis.from_url(endpoint.url).ping()
 
 
-def test_serving_a_log_again_returns_its_server_and_other_options_replace_it(
-    spark: SparkSession, batches: Make, tmp_path: Path
-):
+def test_serving_log_again_returns_or_replaces_server(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     first, second = (public.serve(spark, log=log) for log in (tmp_path / "log", f"file://{tmp_path}/log"))
@@ -213,9 +211,7 @@ def test_after_sparkis_stop_serving_again_starts_another_server(spark: SparkSess
 
 
 @pytest.mark.versions
-def test_a_server_that_was_killed_comes_back_on_its_port_with_all_epochs(
-    spark: SparkSession, batches: Make, tmp_path: Path
-):
+def test_killed_server_returns_on_its_port_with_all_epochs(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     endpoint = public.serve(spark, log=tmp_path / "log", password="secret")

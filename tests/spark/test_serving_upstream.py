@@ -120,7 +120,7 @@ def test_tls_clients_read_published_epoch_after_driver_waited(
             assert client.get("session:1") == "ada"
 
 
-def test_the_proxy_in_front_of_servers_on_executors_has_the_upstream(
+def test_proxy_of_servers_on_executors_has_upstream(
     spark: SparkSession, batches: Make, upstream: Running, tmp_path: Path
 ):
     with (

@@ -71,9 +71,7 @@ def options_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def test_server_beside_driver_has_given_users_rates_and_events(
-    spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
-):
+def test_server_beside_driver_has_users_and_rates(spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path):
     given: dict[str, Any] = {
         "acl_file": acl_file,
         "limits": sparkis.Limits(rates=f"tenant={RATE}"),

@@ -39,9 +39,7 @@ def keys(client: redis.Redis, pattern: str) -> set[str]:
     return set(client.scan_iter(pattern))
 
 
-def test_the_quick_start_serves_what_spark_computes(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_quick_start_serves_results_of_spark(spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path):
     temps = batches(TEMPS)
     temps.add({"sensor": "sensor_1", "temp": 20.5}, {"sensor": "sensor_2", "temp": -3.0})
     temps.add({"sensor": "sensor_1", "temp": 19.0}, {"sensor": "sensor_2", "temp": 21.25})
@@ -83,9 +81,7 @@ def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, bat
 
 
 @pytest.mark.slow
-def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_rows_of_one_key_fail_batch_unless_any_may_win(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1})
     events.add({"k": "a", "v": 2}, {"k": "a", "v": 3})
@@ -119,9 +115,7 @@ def test_rows_of_one_key_in_two_partitions_fail_their_micro_batch(batches: Make,
         assert shown.field(b"apart:s:a", b"y") == b"2"
 
 
-def test_an_epoch_is_the_same_with_and_without_a_shuffle(
-    batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_epoch_is_same_with_and_without_shuffle(batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     events = batches("k int, v double, kept boolean")
     events.add(*({"k": k, "v": k / 4, "kept": k % 5 > 0} for k in range(100)))
 
@@ -396,9 +390,7 @@ def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Ma
 
 
 @pytest.mark.parametrize("names", [pytest.param(["s"], marks=pytest.mark.slow), ["s", "t"]], ids=len)
-def test_a_condition_that_is_never_true_leaves_the_checkpoint_whole(
-    client: redis.Redis, batches: Make, tmp_path: Path, names: list[str]
-):
+def test_false_condition_leaves_checkpoint_whole(client: redis.Redis, batches: Make, tmp_path: Path, names: list[str]):
     rows = batches("k string, v int")
     counts = rows.df.groupBy("k").agg(F.count("*").alias("n"))
     states = [StateDescriptor(name, key="k", value="n", where="1 = 2") for name in names]
@@ -449,9 +441,7 @@ def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batche
 
 
 @pytest.mark.slow
-def test_a_job_is_live_while_its_query_runs_and_stale_when_it_has_ended(
-    client: redis.Redis, batches: Make, tmp_path: Path
-):
+def test_job_is_live_while_its_query_runs_then_stale(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
@@ -510,7 +500,7 @@ def test_wait_for_visibility_warns_where_no_server_is_known(
         assert snapshot.value(b"unseen:s:a") == b"1"
 
 
-def test_a_relative_log_is_the_same_folder_for_driver_and_tasks(
+def test_relative_log_is_one_folder_for_driver_and_tasks(
     batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)

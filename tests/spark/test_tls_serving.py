@@ -88,9 +88,7 @@ def test_servers_on_executors_and_their_parts_speak_tls(
         assert (authority.folder / "node.key").read_bytes()[100:140] not in pickle.dumps(endpoint.plan)
 
 
-def test_files_that_cannot_be_used_are_refused_before_anything_is_started(
-    spark: SparkSession, authority: Authority, tmp_path: Path
-):
+def test_unusable_files_are_refused_before_start(spark: SparkSession, authority: Authority, tmp_path: Path):
     files = tls_of(authority)
     with pytest.raises(TlsError, match="--tls-cert-file needs --tls-key-file"):
         sparkis.serve(spark, log=tmp_path / "log", tls=sparkis.Tls(cert_file=files.cert_file))

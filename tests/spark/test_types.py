@@ -198,9 +198,7 @@ def test_describe_names_the_types(request: pytest.FixtureRequest, served: redis.
     assert described[b"columns"] == {b"id": b"string", b"variant": b"variant"}
 
 
-def test_keys_equal_by_collation_are_two_keys(
-    spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches, tmp_path: Path
-):
+def test_collation_does_not_join_keys(spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "A", "v": 2}, {"k": "a", "v": 3})
     lower = rows.df.selectExpr("k COLLATE UTF8_LCASE AS k", "v")

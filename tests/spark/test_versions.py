@@ -93,9 +93,7 @@ def test_declared_states_of_a_processor_are_readable_without_another_call(
 
 
 @until_3_5
-def test_feature_missing_in_spark_3_5_is_refused_with_needed_version(
-    batches: Make, tmp_path: Path, spark: SparkSession
-):
+def test_feature_missing_in_spark_3_5_names_needed_version(batches: Make, tmp_path: Path, spark: SparkSession):
     rows = batches("k string, n int")
     rows.add({"k": "a", "n": 1})
     query = start(

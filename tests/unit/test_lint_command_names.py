@@ -19,9 +19,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lint_command_names.p
         ('"""Runs exec."""\nname = "executive"', []),
     ],
 )
-def test_names_of_commands_are_found_in_any_text_of_a_module(
-    tmp_path: Path, code: str, found: list[tuple[int, str]]
-) -> None:
+def test_command_names_are_found_in_any_text(tmp_path: Path, code: str, found: list[tuple[int, str]]) -> None:
     module = tmp_path / "module.py"
     module.write_text(code)
     names_in = runpy.run_path(str(SCRIPT))["names_in"]

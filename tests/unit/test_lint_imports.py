@@ -32,9 +32,7 @@ layers = ["house.upper", "house.lower"]
         ("lower", "# from house.upper.other import thing", 0),
     ],
 )
-def test_a_cython_module_may_import_downwards_only(
-    tmp_path: Path, suffix: str, importer: str, line: str, code: int
-) -> None:
+def test_cython_module_imports_downwards_only(tmp_path: Path, suffix: str, importer: str, line: str, code: int) -> None:
     for layer in ("", "upper", "lower"):
         folder = tmp_path / "house" / layer
         folder.mkdir()

@@ -26,9 +26,7 @@ def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes,
     return process.communicate(given)[0], process.wait()
 
 
-def test_a_program_has_the_callers_arguments_environment_and_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_has_callers_arguments_environment_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("B", "is not passed")
     printed, code = run("-c", SAYS_WHERE, "x", "y z", A="a")

@@ -30,9 +30,7 @@ def test_help_has_a_summary_and_examples() -> None:
         assert words in " ".join(said.split()), words
 
 
-def test_missing_packages_are_named_with_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_packages_name_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "NEEDED", ("redis", "a_package_that_is_not_there"))
     assert command.run(parser().parse_args([])) == 1
     said = capsys.readouterr().err

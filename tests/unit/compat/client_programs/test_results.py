@@ -20,7 +20,7 @@ def test_a_program_with_different_results_proves_something() -> None:
 
 
 @pytest.mark.parametrize("expected", [{}, STEPS | {END: "exit code 1"}, REFUSED, REFUSED | {"the start": "ready"}])
-def test_a_program_that_fails_at_the_real_server_proves_nothing_though_both_are_the_same(
+def test_program_that_fails_at_real_server_proves_nothing_though_both_are_same(
     expected: dict[str, str],
 ) -> None:
     assert not at(expected).different

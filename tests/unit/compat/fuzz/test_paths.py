@@ -42,9 +42,7 @@ class WithoutGet(paths.Twin):
             self.server.users.set(b"default", [*case.rules, b"-get"])
 
 
-def test_a_difference_is_shown_as_its_shortest_case(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_difference_is_shown_shortest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(paths, "Twin", WithoutGet)
     monkeypatch.setattr(paths, "PIPELINES_PER_CASE", 30)
     assert paths.main(["--requests", "1000", "--seed", "3"]) == 1

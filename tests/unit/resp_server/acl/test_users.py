@@ -104,9 +104,7 @@ def test_user_that_is_off_cannot_log_in(tmp_path: Path) -> None:
         ([], "total", Coverage.NOTHING),
     ],
 )
-def test_patterns_say_how_much_of_a_states_keys_they_reach(
-    patterns: list[str], key_format: str, reach: Coverage
-) -> None:
+def test_patterns_say_how_much_of_states_keys_they_reach(patterns: list[str], key_format: str, reach: Coverage) -> None:
     assert coverage_of([each.encode() for each in patterns], KeyFormat.parse(key_format)) is reach
 
 
@@ -280,9 +278,7 @@ def test_saved_file_of_users_keeps_its_permissions(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["acl"]
 
 
-def test_users_that_cannot_be_saved_are_an_error_and_leave_no_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unsaveable_users_are_an_error_and_leave_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "acl"
     path.mkdir()  # cannot be replaced by a file
     assert Users(TABLE, path=str(path)).change({"save": True}) == UserChangeResult(NOT_SAVED)

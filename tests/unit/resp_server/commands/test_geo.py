@@ -72,9 +72,7 @@ def test_places_at_equal_distance_are_in_the_order_of_their_bytes(client: Steppi
         assert ask(client, f"GEOSEARCH at:twins FROMLONLAT 10 50 BYRADIUS 1 km {order}".rstrip()).plain == sorted(TWINS)
 
 
-def test_a_small_search_of_a_large_set_looks_at_few_members(
-    client: SteppingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_search_of_large_set_reads_few_members(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = 0
     read = MemorySnapshot.sorted_members
 

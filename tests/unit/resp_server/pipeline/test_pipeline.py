@@ -110,9 +110,7 @@ COLUMNS = [
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("line", COLUMNS)
-def test_equal_requests_are_answered_as_by_the_general_path(
-    connect: Callable[..., Any], line: str, protocol: int
-) -> None:
+def test_equal_requests_are_answered_as_by_general_path(connect: Callable[..., Any], line: str, protocol: int) -> None:
     name, *seconds = (word.encode() for word in line.split())
     requests = [[name, second] for second in seconds]
     run, general = connect(), connect()
@@ -202,9 +200,7 @@ def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [b"ECHO", b"GETRANGE"])
-def test_a_large_reply_ends_a_batch_and_loses_nothing(
-    client: Any, monkeypatch: pytest.MonkeyPatch, name: bytes
-) -> None:
+def test_large_reply_ends_batch_and_loses_nothing(client: Any, monkeypatch: pytest.MonkeyPatch, name: bytes) -> None:
     request = [name, b"job:temp:soon", b"0", b"-1"] if name == b"GETRANGE" else [name, b"job:temp:soon"]
     reply = client.send(request)
     for limit_bytes in range(len(reply) - 3, len(reply) + 3):
@@ -270,9 +266,7 @@ def test_errors_and_calls_are_counted(client: Any) -> None:
     assert stats.commands["set"].rejected == 1
 
 
-def test_while_jobs_are_being_opened_no_answer_about_keys_is_given(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_key_is_answered_while_jobs_are_opened(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.WAITING_CLIENTS_MAX", 0)
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     client.server.is_loading = True

@@ -76,9 +76,7 @@ def test_an_address_of_a_registry_that_cannot_be_is_refused(capsys: pytest.Captu
     assert "argument --registry: 'host0' is not HOST:PORT" in capsys.readouterr().err
 
 
-def test_one_of_two_options_for_one_thing_is_asked_for(
-    tmp_path: os.PathLike[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_of_two_equal_options_is_needed(tmp_path: os.PathLike[str], capsys: pytest.CaptureFixture[str]) -> None:
     log = os.fspath(tmp_path)
     assert main(["serve", "--log", log, "--store", log, "--requirepass", "a", "--requirepass-file", "b"]) == 1
     assert "--requirepass and --requirepass-file are both given; give one of them" in capsys.readouterr().err
@@ -122,9 +120,7 @@ def test_a_host_that_is_not_known_is_named_in_plain_words() -> None:
     assert cannot_listen("nowhere", 0, error).strerror == "cannot listen on nowhere, port 0: Name or service not known"
 
 
-def test_a_folder_of_stores_that_cannot_be_made_is_named_with_its_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unmakeable_folder_of_stores_is_named_with_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     for store, reason in (("file", "File exists"), ("file/below", "Not a directory")):
         assert main(["serve", "--log", str(tmp_path), "--store", str(tmp_path / store)]) == 1

@@ -60,9 +60,7 @@ def test_clients_take_endpoint_from_file_environment_and_options(
 
 
 @pytest.mark.parametrize("program", CLIENTS)
-def test_clients_use_the_tls_files_of_servers_only_with_a_url_of_tls(
-    program: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_use_tls_files_of_servers_only_with_url_of_tls(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_TLS_CA_CERT_FILE", "ca.pem")
     options = parsed(program)
     assert options["tls_ca_cert_file"] is None

@@ -159,9 +159,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--epoch", "0"], "'0' is not a number of seconds up to 86400"),
     ],
 )
-def test_a_wrong_number_is_refused_with_an_example(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_number_is_refused_with_example(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*COMMAND, *words])
     assert capsys.readouterr().err.endswith(f"{said}; see sparkis size --help\n")
@@ -170,9 +168,7 @@ def test_a_wrong_number_is_refused_with_an_example(
 @pytest.mark.parametrize(
     ("text", "as_digits"), [("1e7", "10M"), ("1E+7", "10000000"), ("2.5e3", "2.5k"), ("1e3k", "1M")]
 )
-def test_a_number_may_be_written_with_an_exponent(
-    text: str, as_digits: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_number_may_be_written_with_exponent(text: str, as_digits: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for each in (text, as_digits):
         assert main([*COMMAND, "--keys", each, "--reads", f"{each}/min"]) == 0

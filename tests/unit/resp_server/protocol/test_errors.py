@@ -135,7 +135,7 @@ def test_errors_of_the_store_become_replies(error: StoreError, line: bytes, line
     assert reply_error_of(error, is_node=True).line == line_of_a_node
 
 
-def test_unexpected_exception_is_logged_with_the_id_of_the_error_reply(
+def test_unexpected_exception_is_logged_with_id_of_error_reply(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error = ValueError("x")

@@ -77,9 +77,7 @@ def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bo
         (b"[\n-\r]", False, b"\n\x0b\x0c\r"),
     ],
 )
-def test_a_pattern_of_one_byte_matches_these_bytes_and_no_others(
-    pattern: bytes, ignore_case: bool, matched: bytes
-) -> None:
+def test_pattern_of_one_byte_matches_only_these_bytes(pattern: bytes, ignore_case: bool, matched: bytes) -> None:
     every_byte = [bytes((code,)) for code in range(256)]
     for matches in (matcher(pattern, ignore_case), LongPattern(pattern, ignore_case).matches):
         assert sorted(byte for byte in every_byte if matches(byte)) == [bytes((code,)) for code in sorted(matched)]

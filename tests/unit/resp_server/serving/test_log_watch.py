@@ -112,9 +112,7 @@ def test_a_system_without_a_watch_left_is_named_once_in_the_log(caplog: pytest.L
     assert "fs.inotify.max_user_instances" in line
 
 
-def test_a_folder_that_cannot_be_watched_is_named_once_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_that_cannot_be_watched_is_named_once_in_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         for name in ("c", "d"):
             (tmp_path / name).symlink_to(tmp_path / name)

@@ -175,7 +175,7 @@ def test_broken_checkpoint_is_left_out_until_it_is_mended(
     assert storage.count("a") == "60"
 
 
-def test_checkpoint_without_its_metadata_is_left_out(
+def test_checkpoint_without_metadata_is_no_query(
     storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture
 ) -> None:
     (storage.flow("a") / "metadata").unlink()
@@ -184,9 +184,7 @@ def test_checkpoint_without_its_metadata_is_left_out(
     assert "is left out: " in messages(caplog)[0] and "has no file `metadata`" in messages(caplog)[0]
 
 
-def test_removed_checkpoint_ends_its_attachment_alone(
-    storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removed_checkpoint_ends_attachment(storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture) -> None:
     removed = storage.flow("a")
     other = storage.flow("b", batch=3)
     queries = follow()
@@ -204,9 +202,7 @@ def test_removed_checkpoint_ends_its_attachment_alone(
     assert jobs(list(queries.look())) == ["a"]
 
 
-def test_new_query_whose_name_is_taken_is_left_out(
-    storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_query_of_taken_name_waits(storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture) -> None:
     storage.flow("a")
     queries = follow()
     queries.start()
@@ -255,9 +251,7 @@ def test_command_ends_if_no_query_is_left_to_follow(storage: Storage, follow: Fo
         follow().start()
 
 
-def test_start_waits_for_queries_without_a_commit(
-    storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_waits_for_first_commits(storage: Storage, follow: Follow, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sparkis.attach")
     storage.flow("a", batch=-1)
     assert follow().start() == []

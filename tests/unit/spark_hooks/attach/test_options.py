@@ -69,9 +69,7 @@ def test_a_file_has_the_options_of_several_states(tmp_path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_a_file_of_states_that_cannot_be_read_is_an_error_with_its_name(
-    tmp_path: Path, text: str | None, error: str
-) -> None:
+def test_unreadable_file_of_states_is_an_error_with_its_name(tmp_path: Path, text: str | None, error: str) -> None:
     if text is not None:
         (tmp_path / "states.toml").write_text(text)
     with pytest.raises(DescriptorError, match=error):

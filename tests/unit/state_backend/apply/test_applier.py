@@ -304,9 +304,7 @@ def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followe
 
 @pytest.mark.parametrize("new_epochs", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("is_running", [True, False])
-def test_log_begun_anew_under_same_name_is_followed_from_start(
-    followed: Followed, new_epochs: int, is_running: bool
-) -> None:
+def test_log_begun_anew_is_followed_from_start(followed: Followed, new_epochs: int, is_running: bool) -> None:
     writer = followed.writer()
     for number in range(3):
         writer.publish([put(b"old%d" % number)], clock_ms=1000 + number)
@@ -337,9 +335,7 @@ def other_log(followed: Followed) -> Path:
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_log_begun_anew_with_equal_terms_and_clocks_is_followed_from_its_start(
-    followed: Followed, is_running: bool
-) -> None:
+def test_log_begun_anew_with_equal_terms_is_followed_from_start(followed: Followed, is_running: bool) -> None:
     followed.writer().publish([put(b"old")], clock_ms=1000)
     followed.step()
     shutil.rmtree(followed.log)
@@ -591,9 +587,7 @@ def test_excess_free_pages_are_given_back(followed: Followed, monkeypatch: pytes
     assert followed.folders() == ["q1.1.1"]
 
 
-def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_job_keeps_few_free_pages_and_no_epochs(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_copies, "COMPACT_IDLE_ABOVE_BYTES", 1 << 16)
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
@@ -663,9 +657,7 @@ def test_records_count_once_however_often_their_epochs_are_applied(followed: Fol
     assert followed.step()["record_delays"] is None and commit(6, 1) == 1
 
 
-def test_a_store_is_not_copied_again_and_again_while_epochs_come(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_is_not_copied_often_while_epochs_come(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_copies, "COMPACT_ABOVE_BYTES", 1 << 20)
     followed.restart()
     writer = followed.writer()

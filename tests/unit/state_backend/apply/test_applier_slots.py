@@ -330,9 +330,7 @@ def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) ->
 # Lines ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_on_the_input_changes_the_slots_and_a_wrong_one_does_not(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_line_on_input_changes_slots_and_wrong_one_does_not(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.publish(b"1")
     for lines, expected in ((b"slots 5-9\nlook\n", "5-9"), (b"slots 9-5\n", "5-9"), (b"\nslots\n", "")):
         reading, writing = os.pipe()

@@ -98,9 +98,7 @@ def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Pat
     assert sorted(file.name for file in (tmp_path / "old").iterdir()) == ["heartbeats", "terms"]
 
 
-def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_state_is_in_bounded_files_and_no_key_in_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 100)
     old_job(tmp_path)
     before = content(tmp_path, "old")
@@ -109,9 +107,7 @@ def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
     assert content(tmp_path, "new") == as_new(before)
 
 
-def test_the_query_goes_on_under_the_new_name_and_a_replay_is_known(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_query_goes_on_under_new_name_and_replay_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old_job(tmp_path)
     rename(tmp_path, "old", "new")
     writer = silent_writer(tmp_path, "new", STATES, "q")
@@ -253,9 +249,7 @@ def test_impossible_rename_is_refused(tmp_path: Path) -> None:
     silent_writer(tmp_path, "old", STATES, "q").publish([])
 
 
-def test_command_prints_its_result_or_the_reason_of_its_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_its_result_or_reason_of_its_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old_job(tmp_path).close()
     parser = argparse.ArgumentParser()
     renaming.add_options(parser)

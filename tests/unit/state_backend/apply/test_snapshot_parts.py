@@ -260,9 +260,7 @@ class Died(Exception):
 
 
 @pytest.mark.parametrize("operation", range(12))
-def test_a_writer_that_dies_leaves_the_log_as_good_as_it_was(
-    scene: Scene, operation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dying_writer_leaves_log_as_it_was(scene: Scene, operation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each of the operations of a writer that has to cut, join and sweep."""
     scene.write(SlotSet.parse("0-9000"))
     before = scene.of_log()

@@ -82,9 +82,7 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
 
 
 @pytest.mark.parametrize("job", ["rocksdb-snapshots", "transform-format2", "format2-join"])
-def test_a_large_state_is_read_by_several_processes(
-    job: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_large_state_is_read_by_several_processes(job: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
     monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
@@ -96,9 +94,7 @@ def test_a_large_state_is_read_by_several_processes(
     assert without_json(shown(log), expected) == expected
 
 
-def test_error_of_one_of_several_processes_stops_the_epoch(
-    growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_error_of_one_process_stops_epoch(growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
     monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
     commit(growing, 0, 1, 2)
@@ -221,9 +217,7 @@ def test_damaged_file_stops_state_until_whole(growing: GrowingCheckpoint, log: P
     assert shown(log) == in_spark(growing.path, 2)
 
 
-def test_a_changed_plan_is_refused_unless_it_may_replace_the_state(
-    growing: GrowingCheckpoint, log: Path, tmp_path: Path
-):
+def test_changed_plan_is_refused_unless_it_may_replace_state(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
     commit(growing, 0)
     growing.rename_query("same")
     follow(growing, log, 0)
@@ -320,9 +314,7 @@ def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_p
     assert b"j:aggregation:none" in shown(log)
 
 
-def test_a_null_in_a_key_does_not_end_an_attachment_whose_log_counts_it(
-    log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_counted_null_in_key_does_not_end_attachment(log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     growing = GrowingCheckpoint(NEWEST, "hdfs-aggregation", tmp_path)
     commit(growing, *growing.batches)
     with following(growing.path, log) as attachment:

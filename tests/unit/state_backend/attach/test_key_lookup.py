@@ -91,9 +91,7 @@ def shown(found: Any, state: StateDescriptor) -> Any:
         "hdfs-grouped",
     ],
 )
-def test_a_key_has_the_columns_and_texts_of_an_attachment(
-    job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_key_has_columns_and_texts_of_attachment(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, log = unpack(NEWEST, job, tmp_path / "checkpoint"), str(tmp_path / "log")
     attachment = attach_files(str(folder), job="j", log=log)
     assert attachment.wait(timeout_s=60)

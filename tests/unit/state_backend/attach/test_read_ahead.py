@@ -49,9 +49,7 @@ def threads() -> list[str]:
 
 
 @pytest.mark.parametrize("reader", [FilesReader, ProcessReader])
-def test_the_changes_are_in_a_file_before_the_commit_and_in_the_log_after_it(
-    written: WrittenCheckpoint, log: Path, reader: Reader
-):
+def test_changes_are_in_file_before_commit_and_in_log_after_it(written: WrittenCheckpoint, log: Path, reader: Reader):
     with following(written.folder, log, reader=reader) as attachment:
         assert attachment.wait(0, WAIT_S)
         for batch in (1, 2):
@@ -83,9 +81,7 @@ def test_files_are_read_one_by_one_while_the_batch_runs(written: WrittenCheckpoi
 
 
 @pytest.mark.parametrize("is_same_size", [True, False])
-def test_replaced_rows_of_a_repeated_batch_are_never_in_the_log(
-    written: WrittenCheckpoint, log: Path, is_same_size: bool
-):
+def test_replaced_rows_of_repeated_batch_are_never_in_log(written: WrittenCheckpoint, log: Path, is_same_size: bool):
     with following(written.folder, log) as attachment:
         assert attachment.wait(0, WAIT_S)
         written.plan(1)

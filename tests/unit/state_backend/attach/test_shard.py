@@ -104,9 +104,7 @@ def follow(job: str, folder: Path, readers: Readers) -> list[int]:
 
 @pytest.mark.parametrize("job", EACH_JOB)
 @pytest.mark.usefixtures("read_after_commit")
-def test_the_epochs_have_the_records_of_a_feed_that_one_process_reads(
-    job: str, tmp_path: Path, request: pytest.FixtureRequest
-):
+def test_epochs_have_records_of_feed_that_one_process_reads(job: str, tmp_path: Path, request: pytest.FixtureRequest):
     one, several = Readers(), Readers()
     batches = follow(job, tmp_path / "one", one)
     request.getfixturevalue("sharded")
@@ -140,9 +138,7 @@ def test_processes_read_partitions_missed_before_commit(written: WrittenCheckpoi
 
 @pytest.mark.parametrize("is_reading", [True, False], ids=["within a read", "before a read"])
 @pytest.mark.usefixtures("sharded", "read_after_commit")
-def test_a_killed_process_is_a_failure_and_the_batch_is_read_again(
-    written: WrittenCheckpoint, log: Path, is_reading: bool
-):
+def test_killed_process_is_failure_and_batch_is_read_again(written: WrittenCheckpoint, log: Path, is_reading: bool):
     readers = Readers()
     with following(written.folder, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)

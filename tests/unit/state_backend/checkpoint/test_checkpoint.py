@@ -92,9 +92,7 @@ def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
         ("state/0/0/_metadata/schema", '"long"', '"void8"', "void8"),
     ],
 )
-def test_unsupported_part_of_a_checkpoint_is_refused_by_name(
-    folder: Path, file: str, old: str, new: str, message: str
-) -> None:
+def test_unsupported_part_is_refused_by_name(folder: Path, file: str, old: str, new: str, message: str) -> None:
     content = (folder / file).read_bytes()
     assert old.encode() in content, content
     replaced = content.replace(old.encode(), new.encode())
@@ -157,9 +155,7 @@ def test_damaged_files_are_an_error_or_other_rows(job: str, times: int, tmp_path
     ],
     ids=["flipped", "shorter", "empty", "schema", "offsets"],
 )
-def test_only_a_checksum_that_does_not_match_advises_a_new_checkpoint(
-    folder: Path, file: str, kept: slice, is_damaged: bool
-) -> None:
+def test_only_wrong_checksum_advises_new_checkpoint(folder: Path, file: str, kept: slice, is_damaged: bool) -> None:
     content = bytearray((folder / file).read_bytes())
     if is_damaged:
         content[LZ4_HEADER.size + 3] ^= 1  # in the data of the first block

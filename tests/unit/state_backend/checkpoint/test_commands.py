@@ -123,9 +123,7 @@ def test_get_prints_the_value_of_a_key(
     assert json.loads(output) == expected
 
 
-def test_a_struct_in_a_key_is_json_as_an_attachment_writes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_struct_in_key_is_json_as_attachment_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-types", tmp_path)
     key = 'false:11:2024-01-12:11.00:11000000000000.125:ant:{"w":"ant","p":[1.25,null,1.5]}'
     code, output, errors = run(capsys, "get", folder, key)
@@ -144,9 +142,7 @@ def test_get_finds_keys_that_are_not_utf8_by_their_bytes(tmp_path: Path, capsys:
     assert sum(each["rows"] for each in operator["states"][0]["partitions"]) == 8
 
 
-def test_inspect_and_get_show_an_aggregation_of_real_time_mode(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_and_get_show_aggregation_of_real_time_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "real-time-aggregation", tmp_path)
     found = facts(capsys, folder)
     assert found["operators"][0]["name"] == "StatefulStreamlineAggregate"
@@ -185,9 +181,7 @@ def test_get_refuses_a_text_that_two_keys_have(
     assert f"""of {tmp_path} has 2 keys that are written 'null': {{"sensor":"null"}}, {{"sensor":null}}; """ in errors
 
 
-def test_inspect_and_get_name_missing_states_keys_and_batches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_and_get_name_missing_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint")
     for arguments, message in (
         (

@@ -22,9 +22,7 @@ BLOCKS = st.lists(st.lists(ITEMS, max_size=8), max_size=4)
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=3)), st.lists(BLOCKS, max_size=4))
-def test_a_whole_state_has_the_newest_value_of_each_key(
-    snapshot: dict[bytes, bytes], files: list[list[list[Item]]]
-) -> None:
+def test_whole_state_has_newest_value_of_each_key(snapshot: dict[bytes, bytes], files: list[list[list[Item]]]) -> None:
     expected = dict(snapshot)
     for op, key, value in (item for blocks in files for block in blocks for item in block):
         if op is RecordType.DELETE:

@@ -68,7 +68,7 @@ def items(blocks: Iterator[Records]) -> list[tuple[RecordType, bytes, bytes]]:
 @pytest.mark.parametrize("version", FILES)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("block_bytes", [1, 16, 1 << 20])
-def test_records_are_read_in_any_parts_and_blocks(
+def test_records_are_read_in_any_parts(
     version: str, size: int, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records_module, "BLOCK_BYTES", block_bytes)

@@ -142,9 +142,7 @@ def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
             rows(folder)
 
 
-def test_a_database_that_needs_too_much_memory_ends_its_process_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_database_ends_only_its_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = rows(folder)
     monkeypatch.setattr(snapshots, "CHILD_BYTES_MAX", 100 << 20)
     with pytest.raises(CheckpointFormatError, match=r"5\.zip cannot be read: RocksDB cannot read it"):

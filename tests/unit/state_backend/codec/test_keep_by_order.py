@@ -63,9 +63,7 @@ def test_a_log_without_spark_selects_and_has_a_format_of_its_own(tmp_path: Path)
         ({}, Change("s", Op.FOLD, b"job:s:a", None, pack(b"1" * 1025, b"")), "1025 bytes; the limit is 1024"),
     ],
 )
-def test_a_change_without_an_order_is_refused(
-    tmp_path: Path, arguments: dict[str, str], change: Change, complaint: str
-) -> None:
+def test_unordered_change_is_refused(tmp_path: Path, arguments: dict[str, str], change: Change, complaint: str) -> None:
     writer = LogWriter(tmp_path, "job", [state(last_by="t", **arguments)], "q")
     with pytest.raises(ChangeError, match=complaint):
         writer.publish([change])

@@ -63,9 +63,7 @@ def test_the_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture
     assert "has no state 'none'; states: temp" in capsys.readouterr().err
 
 
-def test_a_key_of_bytes_differs_from_a_text_that_looks_alike(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_key_of_bytes_differs_from_text_that_looks_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = (b"job:temp:k\xff", b"job:temp:k\\xff")
     write_log(tmp_path, "job", [STATE], [], [put_value("temp", key, b"1") for key in keys])
     assert main(["diff", "job", "0", "1", "--log", str(tmp_path), "--json"]) == 0
@@ -76,9 +74,7 @@ def test_a_key_of_bytes_differs_from_a_text_that_looks_alike(
     assert shown == {'"job:temp:k\\xff"', "job:temp:k\\xff"}
 
 
-def test_a_value_of_bytes_is_shown_in_hex_and_never_as_a_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_value_of_bytes_is_shown_in_hex_and_never_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fields = StateDescriptor("fields", key="k", field="f", value="v")
     scores = StateDescriptor("scores", key="k", member="m", score="s")
     values = (b"caf\xc3\xa9", b"\xe9", b"\xc3\xa9")

@@ -53,9 +53,7 @@ def test_epochs_before_the_values_that_are_asked_for_are_not_read(log: JobLog, t
         epochs(log, 4)
 
 
-def test_newest_value_is_kept_at_any_size_and_older_values_while_they_fit(
-    log: JobLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_value_is_kept_at_any_size_and_older_that_fit(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
     size = key_history._size(b"1")
     for fitting, kept in ((0, [5]), (1, [5]), (2, [5, 4]), (4, [5, 4, 3, 2])):
         monkeypatch.setattr(key_history, "VALUES_BYTES_MAX", fitting * size)

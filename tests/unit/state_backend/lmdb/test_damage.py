@@ -148,9 +148,7 @@ def in_a_child(work: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize("flips", [40, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_store_that_verifies_answers_correctly_after_any_bit_flip(
-    followed: Followed, tmp_path: Path, flips: int
-) -> None:
+def test_verifying_store_survives_any_bit_flip(followed: Followed, tmp_path: Path, flips: int) -> None:
     """Of a file with a flipped bit either it is told, or every answer is right; a crash is told by the system."""
     followed.applier.close()
     source, other = followed.data.parent, tmp_path / "other"
@@ -255,9 +253,7 @@ def test_after_a_crash_no_store_is_trusted(followed: Followed) -> None:
     assert followed.is_right()
 
 
-def test_without_a_boot_id_a_store_of_another_process_is_not_trusted(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_of_other_process_needs_boot_id(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
     followed.applier.close()
     monkeypatch.setattr(lmdb_store, "_boot_id", lambda: "")
     opened = LmdbStore(followed.data.parent, "q")
@@ -326,9 +322,7 @@ def test_a_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
         ("fields", lambda at: at + b"\0\3", "an ordinal is missing"),
     ],
 )
-def test_a_record_at_another_place_is_damage(
-    tmp_path: Path, table: str, place: Callable[[bytes], bytes], problem: str
-) -> None:
+def test_misplaced_record_is_damage(tmp_path: Path, table: str, place: Callable[[bytes], bytes], problem: str) -> None:
     """A bit of a row's name is not covered by the checksum of its value."""
     store = LmdbStore(tmp_path / "store", "g")
     fields = [Change("trip", Op.PUT, b"k", b"f%d" % n, b"v", 10**15) for n in range(300)]

@@ -105,9 +105,7 @@ def test_a_map_of_any_size_is_put_changed_and_deleted(maps: Maps, count: int) ->
 @pytest.mark.parametrize("before", [2, LARGE])
 @pytest.mark.parametrize("after", [0, 2, LARGE])
 @pytest.mark.parametrize("expire_at_ms", [None, 5000])
-def test_a_map_that_is_put_as_a_whole_has_no_other_fields(
-    maps: Maps, before: int, after: int, expire_at_ms: int | None
-) -> None:
+def test_map_put_whole_has_no_other_fields(maps: Maps, before: int, after: int, expire_at_ms: int | None) -> None:
     maps.apply(whole(many(before) | {b"other": b"x"}, 9000))
     assert maps.expiry() == 9000
     maps.apply(whole(many(after), expire_at_ms))
@@ -120,9 +118,7 @@ def test_a_map_that_is_put_as_a_whole_has_no_other_fields(
 
 @pytest.mark.parametrize("count", [3, LARGE])
 @pytest.mark.parametrize("expire_at_ms", [None, 5000])
-def test_a_state_that_is_replaced_has_only_the_fields_of_its_epoch(
-    maps: Maps, count: int, expire_at_ms: int | None
-) -> None:
+def test_state_that_is_replaced_has_only_fields_of_its_epoch(maps: Maps, count: int, expire_at_ms: int | None) -> None:
     maps.apply(whole(many(count), expire_at_ms))
     maps.apply(field(b"f1", b"1"), field(b"new"), replaces=frozenset({"city"}))
     assert maps.read() == {b"f1": b"1", b"new": b"v"}

@@ -72,9 +72,7 @@ def test_a_log_with_a_set_has_a_format_that_older_versions_refuse(tmp_path: Path
         (Change("tags", Op.PUT, OTHER, b"x", b"1"), "a member of a set has no value"),
     ],
 )
-def test_a_change_that_a_set_cannot_take_is_refused_and_there_is_no_epoch(
-    tmp_path: Path, change: Change, complaint: str
-) -> None:
+def test_change_unfit_for_set_is_refused_without_epoch(tmp_path: Path, change: Change, complaint: str) -> None:
     with LogWriter(tmp_path, "job", STATES) as writer:
         with pytest.raises(ChangeError, match=complaint):
             writer.publish([change])

@@ -82,9 +82,7 @@ def test_a_query_whose_sources_have_passed_the_old_offsets_has_caught_up(
     ]
 
 
-def test_a_query_without_waiting_input_has_caught_up(
-    root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_query_without_input_has_caught_up(root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
     query = Query(writer)
     writer.publish([])
     writer.publish([])
@@ -130,9 +128,7 @@ def test_a_query_without_an_epoch_has_nothing_to_show(root: Path, writer: LogWri
     assert (shown(root), query.catch_up.is_done) == ("old", False)
 
 
-def test_a_query_that_a_person_has_made_visible_is_done(
-    root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_promoted_query_is_done(root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
     query = Query(writer)
     writer.publish([])
     promote(root, "job")
@@ -154,9 +150,7 @@ def test_a_state_that_a_person_makes_visible_first_is_not_announced_again(
     assert announced(caplog) == []
 
 
-def test_a_query_that_goes_on_with_its_checkpoint_is_not_held_back(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_query_that_goes_on_with_its_checkpoint_is_not_held_back(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with LogWriter(root, "job", [STATE], "old", holds_back=True) as writer:
         catch_up = CatchUp(writer, 0, lambda _: True)
         catch_up.check()

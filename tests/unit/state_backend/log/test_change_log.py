@@ -382,17 +382,13 @@ def test_a_replay_of_the_last_epoch_is_left_out(tmp_path: Path, caplog: pytest.L
     assert again.publish([put(b"c")], epoch=1) == 1
 
 
-def test_a_commit_without_rows_is_the_same_epoch_as_no_changes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_commit_without_rows_is_same_epoch_as_no_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer_of(tmp_path).commit(0, clock_ms=1)
     assert writer_of(tmp_path).publish([], epoch=0) == 0
     assert caplog.records == []
 
 
-def test_late_log_is_warned_of_at_first_epoch_and_by_each_writer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_log_is_warned_of_by_each_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = writer_of(tmp_path)
     writer.publish([], epoch=5)
     assert len(caplog.records) == 1

@@ -104,9 +104,7 @@ def test_a_job_that_is_not_there_is_named(tmp_path: Path) -> None:
         drop(tmp_path, "jbo")
 
 
-def test_command_prints_its_result_or_the_reason_of_its_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_its_result_or_reason_of_its_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job(tmp_path).close()
     parser = argparse.ArgumentParser()
     dropping.add_options(parser)

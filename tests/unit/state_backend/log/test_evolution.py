@@ -142,9 +142,7 @@ def test_harmless_change_continues_and_unchanged_keys_are_logged(
     assert late(tmp_path) == ()
 
 
-def test_added_state_has_later_changes_only_and_that_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_added_state_has_only_later_changes_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path, state()).publish([])
     begin(tmp_path, state(), state("t", value="w")).publish([])
     assert late(tmp_path) == ("t",)

@@ -185,9 +185,7 @@ def test_heartbeat_of_a_fenced_writer_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "forget"])
-def test_a_writer_sends_heartbeats_from_a_thread_that_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_writers_heartbeat_thread_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     monkeypatch.setattr(heartbeat_writer, "HEARTBEAT_INTERVAL_S", 0.01)
     writer = writer_of(tmp_path, sends_heartbeats=True)
     log, watch = ChangeLog(tmp_path).job("job"), HeartbeatWatch()

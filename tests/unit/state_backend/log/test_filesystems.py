@@ -89,9 +89,7 @@ def test_an_error_while_a_new_file_is_written_leaves_nothing(filesystem: Filesys
     assert everything_in(tmp_path) == []
 
 
-def test_a_crash_before_the_name_is_given_leaves_no_file_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_before_naming_leaves_no_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise SystemError("killed")
 
@@ -160,9 +158,7 @@ def test_files_and_folders_are_removed_and_may_be_gone_already(filesystem: Files
         ("write", lambda filesystem: filesystem.open_new("a").__enter__()),
     ],
 )
-def test_an_unusable_root_is_named_with_the_reason(
-    name: str, doing: Callable[[Filesystem], object], tmp_path: Path
-) -> None:
+def test_unusable_root_is_named_with_reason(name: str, doing: Callable[[Filesystem], object], tmp_path: Path) -> None:
     root = str(tmp_path / "file")
     Path(root).write_bytes(b"")
     for filesystem in (LocalFilesystem(root), ArrowFilesystem(pyarrow.fs.LocalFileSystem(), root, root)):
@@ -256,9 +252,7 @@ def test_a_path_with_a_colon_is_a_path(name: str) -> None:
         ("abfss://c@account.dfs.core.windows.net/x", "abfss://c@account.dfs.core.windows.net/x"),
     ],
 )
-def test_an_object_store_is_known_by_its_usual_names(
-    root: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_object_store_has_usual_names(root: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of whoever runs this
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     filesystem = open_filesystem(root)
@@ -293,9 +287,7 @@ def test_the_reason_of_an_error_is_the_stores_own_message_in_one_line(text: str,
     assert _reason(OSError(text)) == reason
 
 
-def test_file_of_aws_profiles_is_read_without_other_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_aws_profiles_are_read_without_other_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "credentials"
     file.write_text("[ours]\naws_access_key_id = id\naws_secret_access_key = secret\n")
     for name in list(os.environ):
@@ -373,9 +365,7 @@ def test_a_folder_without_hard_links_is_as_good(tmp_path: Path, monkeypatch: pyt
     assert everything_in(tmp_path) == sorted([*map(str, range(50)), "a", "b"])
 
 
-def test_a_folder_that_cannot_keep_two_writers_apart_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_cannot_separate_writers_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rename(*_: object) -> int:
         ctypes.set_errno(errno.EINVAL)  # as FUSE answers
         return -1

@@ -169,9 +169,7 @@ def test_command_shows_a_held_back_generation_or_says_that_there_is_none(root: P
     assert value(root) == b"half"
 
 
-def test_command_prints_the_visible_generation_or_the_reason_for_no_change(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_visible_generation_or_reason(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     visibility.add_options(parser)
     options = parser.parse_args(["--log", str(root), "job"])

@@ -113,9 +113,7 @@ def test_names_after_few_ids_are_found_at_any_position(environment: lmdb.Environ
 
 
 @pytest.mark.parametrize("bases", [1, 3, 1000])
-def test_leaves_are_found_in_each_version_however_unevenly_positions_lie(
-    environment: lmdb.Environment, bases: int
-) -> None:
+def test_leaves_are_found_for_uneven_positions(environment: lmdb.Environment, bases: int) -> None:
     dice = random.Random(bases)
     starts = [dice.randrange(1 << 46) & ~0xFFFFFF for _ in range(bases)] + [0, (1 << 46) - (1 << 24)]
 

@@ -118,7 +118,7 @@ def test_another_jobs_keys_of_the_same_slots_are_read(part: Callable[..., Part])
         KeyspaceView.check_complete,
     ],
 )
-def test_store_without_some_slots_counts_and_lists_nothing(
+def test_store_with_missing_slots_lists_nothing(
     part: Callable[..., Part], ask: Callable[[KeyspaceView], object]
 ) -> None:
     a, b = part("a", LOW), part("b", ALL)

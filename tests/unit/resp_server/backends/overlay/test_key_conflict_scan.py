@@ -75,9 +75,7 @@ def test_the_search_asks_for_the_format_s_keys_only() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"-NOPERM no\r\n", b"+OK\r\n", b"*1\r\n:1\r\n"])
-def test_after_an_error_the_search_is_repeated_and_the_keys_stay_the_upstreams(
-    reply: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_error_search_is_repeated_and_keys_stay_upstreams(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.backends.overlay.key_conflict_scan.RETRY_S", 0)
 
     async def run() -> None:

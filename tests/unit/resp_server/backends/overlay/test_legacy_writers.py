@@ -68,9 +68,7 @@ def rules() -> Sequence[Rule]:
         (b"field/7/apdex", 0, (b"HEXISTS", b"golden:field:7", b"apdex")),
     ],
 )
-def test_a_written_key_is_a_copy_if_the_states_have_it_by_their_name(
-    key: bytes, database: int, of_states: Request
-) -> None:
+def test_written_key_is_copy_if_states_have_it_by_their_name(key: bytes, database: int, of_states: Request) -> None:
     sides = Sides(of_states)
     sides.watch.watch(rules())
     for _ in range(WRITES_MIN):

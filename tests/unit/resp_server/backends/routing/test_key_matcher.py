@@ -24,9 +24,7 @@ def fits(key_format: KeyFormat, key: bytes) -> bool:
 
 
 @given(st.lists(formats, max_size=6), st.lists(formats, max_size=3), keys)
-def test_the_first_rule_that_fits_decides_then_the_formats(
-    ruled: list[KeyFormat], owned: list[KeyFormat], key: bytes
-) -> None:
+def test_first_rule_that_fits_decides_then_formats(ruled: list[KeyFormat], owned: list[KeyFormat], key: bytes) -> None:
     rules = [Rule(str(number), each, Owner.STATE) for number, each in enumerate(ruled)]
     made = KeyMatcher([OwnedFormat(each.text, "job:state") for each in owned], rules)
     expected = next((rule for rule in rules if fits(rule.keys, key)), None)

@@ -168,9 +168,7 @@ def test_a_new_format_is_checked_before_it_is_owned() -> None:
     assert [(each.affects(b"sum:1"), each.affects(b"total")) for each in changes] == [(True, False)]
 
 
-def test_a_new_format_whose_keys_the_upstream_has_waits_for_a_confirmation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_format_of_upstreams_keys_waits_for_confirmation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     owned, _, changes = known(tmp_path / "owners.json")
     owned.learn(NEW)
     owned.settle(TOTAL, [b"sum:1", b"sum:2"])

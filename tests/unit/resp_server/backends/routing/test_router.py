@@ -313,9 +313,7 @@ def router_with_cache() -> Router:
         *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 2 1")),
     ],
 )
-def test_replies_that_may_be_cached_and_keys_that_may_change(
-    line: str, cache_s: float, changed: list[bytes] | None
-) -> None:
+def test_cacheable_replies_and_changeable_keys(line: str, cache_s: float, changed: list[bytes] | None) -> None:
     route = router_with_cache().route([word.encode() for word in line.split(" ")])
     assert route is not None and route.cache_s == cache_s
     assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
@@ -334,9 +332,7 @@ def test_a_reply_about_several_keys_is_cached_for_the_shortest_of_their_times() 
 @pytest.mark.parametrize(
     ("name", "changed"), [(b"MSET", None), (b"DEL", None), (b"RPUSH", [b"0"]), (b"MGET", ()), (b"WATCH", ())]
 )
-def test_any_cached_key_may_change_by_a_long_write_of_several_keys(
-    name: bytes, changed: Sequence[bytes] | None
-) -> None:
+def test_any_cached_key_may_change_by_long_write_of_several_keys(name: bytes, changed: Sequence[bytes] | None) -> None:
     route, _ = routed_in_steps(name, *THEIRS, by=router_with_cache())
     assert route is not None and route.changed == changed and not route.cache_s
 

@@ -21,9 +21,7 @@ def test_a_scan_walks_the_nodes_in_order_then_the_states() -> None:
 
 
 @given(st.integers(1, 1000), st.integers(0, 2**53 - 1), st.data())
-def test_every_position_has_a_cursor_of_its_own_which_is_zero_at_the_start_only(
-    node_count: int, inner: int, data: st.DataObject
-) -> None:
+def test_every_position_has_own_cursor_and_only_start_zero(node_count: int, inner: int, data: st.DataObject) -> None:
     node = data.draw(st.none() | st.integers(0, node_count - 1))
     position = ScanPosition(node, inner)
     cursor = cursor_of(position, node_count)

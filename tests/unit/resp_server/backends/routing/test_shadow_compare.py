@@ -84,7 +84,7 @@ def test_a_shadow_says_how_it_compares() -> None:
         ("smembers", [b"a", b"b"], [b"c", b"b"], ('["a"]', '["c"]')),
     ],
 )
-def test_a_difference_is_shown_by_values(
+def test_difference_is_shown(
     protocol: int, name: str, upstream: Reply, state: Reply, expected: tuple[str, str]
 ) -> None:
     assert shown_replies(name, encode(upstream, protocol), encode(state, protocol)) == expected

@@ -12,7 +12,7 @@ EPOCHS = st.tuples(st.integers(0, 2), st.integers(0, 4))
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=8), max_size=4))
-def test_the_newest_common_epoch_is_one_that_each_server_has_and_no_later_one_is(
+def test_newest_common_epoch_is_last_that_each_server_has(
     servers: list[list[tuple[int, int]]],
 ) -> None:
     found = newest_common(servers)

@@ -85,7 +85,7 @@ def test_nothing_is_read_before_all_jobs_are_loaded_or_without_a_connection(
     assert stores.current_view() is None
 
 
-def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
+def test_store_behind_announced_epoch_is_unread(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     stores.take(LOADED)
@@ -101,7 +101,7 @@ def test_a_store_that_is_behind_the_announced_epoch_is_not_read(
         value(stores)
 
 
-def test_a_watch_point_has_the_state_servers_name_of_the_store(
+def test_watch_point_has_state_servers_store_name(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     announce(epochs, "job", (1, 5))
@@ -111,9 +111,7 @@ def test_a_watch_point_has_the_state_servers_name_of_the_store(
     assert stores.watch_point("job") == ("run/5", 5)
 
 
-def test_a_job_that_the_server_does_not_announce_is_not_read(
-    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
-) -> None:
+def test_unannounced_job_is_not_read(stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore) -> None:
     stores.take(LOADED)
     for job in ("job", "other"):
         stores.take(make_store(job, 5))
@@ -123,9 +121,7 @@ def test_a_job_that_the_server_does_not_announce_is_not_read(
     assert value(stores, "other") == b"5"
 
 
-def test_an_epoch_that_is_not_announced_yet_is_noted(
-    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
-) -> None:
+def test_unannounced_epoch_is_noted(stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore) -> None:
     stores.take(LOADED)
     announce(epochs, "job", (1, 5))
     stores.take(make_store("job", 6))
@@ -166,9 +162,7 @@ def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
     assert view is not None and view.job_names() == []
 
 
-def test_keys_are_not_listed_while_a_store_is_unread(
-    stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
-) -> None:
+def test_unread_store_prevents_listing(stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore) -> None:
     announce(epochs, "job", (1, 5))
     for line in (make_store("job", 5), LOADED):
         stores.take(line)
