@@ -121,7 +121,8 @@ def _rows(at: Measurable, judge: Judge, options: Options) -> Iterator[SpeedRow]:
 
 def _spread(setting: Setting, place: Place, judge: Judge, options: Options) -> Mapping[str, tuple[float, float]]:
     """Measure a redis-server beside itself; return the lowest and the highest ratio of a round, by load."""
-    alone = place._replace(name="itself", ours=place.redis._replace(name=OURS), twemproxy=None)
+    redis = place.redis
+    alone = place._replace(name="itself", ours=redis._replace(name=OURS), twemproxy=None, counted=(redis.port,))
     (get,) = (each for each in exchanges(setting.prefix) if each.name == CONTROL)
     row = measured(get, alone, PLAIN, judge, options)
     if row.error:
