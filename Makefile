@@ -102,7 +102,7 @@ test-kafka: setup-test ## run the tests with a Kafka broker, which Maven fetches
 	@$(RUN) python -m pytest $(if $(filter file default,$(origin SPARKIS_KILL_ROUNDS)),,-o faulthandler_timeout=0) -m kafka $(ARGS) tests/kafka
 
 test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md
-	@sh scripts/program.sh mvn maven
+	@sh scripts/program.sh mvn maven maven
 	@$(RUN) python -m compat.client_programs --page docs/clients.md $(ARGS)
 
 test-hosts: setup-test ## run the tests on hosts of their own, whose network fails: root and Linux; ARGS=--whole for all faults

@@ -7,7 +7,7 @@ client=2.16.1
 spark=4.2.0
 pom=tests/kafka/pom.xml
 
-sh scripts/program.sh mvn maven
+sh scripts/program.sh mvn maven maven
 if [ ! -e build/kafka/.ready ] || [ "$pom" -nt build/kafka/.ready ]; then
     echo "setup: fetching Kafka (60 MB) and Spark's connector with Maven"
     rm -rf build/kafka
