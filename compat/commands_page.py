@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.settings.server import REDIS_VERSION
@@ -44,12 +44,12 @@ GROUPS = {
 AS_MISSING = "as for a missing key: no state is of this kind"
 MISSING_KINDS = ("stream",)
 
-DESTINATION_TEXTS = {
-    Destination.LOCAL: "the proxy itself",
-    Destination.STATES: "the key's server",
-    Destination.ALL_KEYS: "all servers",
-    Destination.ALL_JOBS: "all servers",
-    Destination.ONE_JOB: "a server of the job",
+ANSWERED_BY = {
+    AnsweredBy.LOCAL: "the proxy itself",
+    AnsweredBy.STATES: "the key's server",
+    AnsweredBy.ALL_KEYS: "all servers",
+    AnsweredBy.ALL_JOBS: "all servers",
+    AnsweredBy.ONE_JOB: "a server of the job",
 }
 # The reasons why some commands reply with an error of Redis, by patterns of their names.
 REASONS = {
@@ -153,10 +153,10 @@ def _proxy(command: Command) -> str:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"
-    destination = command.destination
-    if destination is Destination.STATES and command.policy.is_split_by_slot:
+    answered_by = command.answered_by
+    if answered_by is AnsweredBy.STATES and command.policy.is_split_by_slot:
         return "the keys' servers, split"
-    return "the servers in turn" if command.policy.role is Role.SCAN else DESTINATION_TEXTS[destination]
+    return "the servers in turn" if command.policy.role is Role.SCAN else ANSWERED_BY[answered_by]
 
 
 def main(arguments: Sequence[str]) -> int:

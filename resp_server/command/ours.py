@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from resp_server.command.policy import (
+    AnsweredBy,
     Channels,
     Comparison,
     Denial,
-    Destination,
     FieldCommand,
     FieldKind,
     Joined,
@@ -27,7 +27,7 @@ from resp_server.command.policy import (
 from resp_server.command.refusals import debug_refused, wait_refused, waitaof_refused
 from resp_server.protocol.errors import NoScriptError, cluster_disabled
 
-_LOCAL = Destination.LOCAL
+_LOCAL = AnsweredBy.LOCAL
 _NOT_COMPARED = Policy(comparison=Comparison.NEVER)
 _UNORDERED = Policy(comparison=Comparison.UNORDERED)
 _OF_FIELDS = Split(Joined.LIST, prefix_size=3, is_counted=True)
@@ -40,7 +40,7 @@ _ALWAYS_DENIED = Policy(denial=Denial.ALWAYS)
 
 def _subscribing(verb: Verb, kind: bytes) -> Policy:
     return Policy(
-        destination=_LOCAL, split=Split(Joined.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
+        answered_by=_LOCAL, split=Split(Joined.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
     )
 
 
@@ -49,46 +49,46 @@ def _time(of_field: bytes) -> Policy:
 
 
 def _state(
-    destination: Destination = _LOCAL, *, is_internal: bool = False, split: Split | None = None, channel_at: int = 0
+    answered_by: AnsweredBy = _LOCAL, *, is_internal: bool = False, split: Split | None = None, channel_at: int = 0
 ) -> Policy:
-    return Policy(destination=destination, is_internal=is_internal, split=split, channel_at=channel_at)
+    return Policy(answered_by=answered_by, is_internal=is_internal, split=split, channel_at=channel_at)
 
 
 ROWS: Mapping[str, Policy] = {
     # -- connections and transactions
-    "asking": Policy(destination=_LOCAL),
-    "auth": Policy(role=Role.AUTH, destination=_LOCAL, redaction=Redaction.ALL),
-    "client": Policy(destination=_LOCAL, keeps_caching=True),
-    "client|caching": Policy(role=Role.CLIENT_CACHING, destination=_LOCAL, keeps_caching=True),
-    "client|reply": Policy(role=Role.CLIENT_REPLY, destination=_LOCAL, keeps_caching=True, runs_in_transaction=False),
-    "client|tracking": Policy(role=Role.CLIENT_TRACKING, destination=_LOCAL, keeps_caching=True),
-    "client|unblock": Policy(role=Role.CLIENT_UNBLOCK, destination=_LOCAL, keeps_caching=True),
-    "discard": Policy(role=Role.DISCARD, destination=_LOCAL, is_queued=False),
-    "echo": Policy(destination=_LOCAL),
-    "exec": Policy(role=Role.EXEC, destination=_LOCAL, is_queued=False),
-    "hello": Policy(role=Role.HELLO, destination=_LOCAL, runs_in_transaction=False, redaction=Redaction.CREDENTIALS),
-    "multi": Policy(role=Role.MULTI, destination=_LOCAL, is_queued=False),
-    "ping": Policy(destination=_LOCAL, runs_while_subscribed=True),
-    "quit": Policy(destination=_LOCAL, is_queued=False, runs_while_subscribed=True),
-    "readonly": Policy(destination=_LOCAL),
-    "readwrite": Policy(destination=_LOCAL),
-    "reset": Policy(role=Role.RESET, destination=_LOCAL, is_queued=False, runs_while_subscribed=True),
-    "select": Policy(role=Role.SELECT, destination=Destination.SELECT, runs_in_transaction=False),
-    "unwatch": Policy(role=Role.UNWATCH, destination=_LOCAL),
+    "asking": Policy(answered_by=_LOCAL),
+    "auth": Policy(role=Role.AUTH, answered_by=_LOCAL, redaction=Redaction.ALL),
+    "client": Policy(answered_by=_LOCAL, keeps_caching=True),
+    "client|caching": Policy(role=Role.CLIENT_CACHING, answered_by=_LOCAL, keeps_caching=True),
+    "client|reply": Policy(role=Role.CLIENT_REPLY, answered_by=_LOCAL, keeps_caching=True, runs_in_transaction=False),
+    "client|tracking": Policy(role=Role.CLIENT_TRACKING, answered_by=_LOCAL, keeps_caching=True),
+    "client|unblock": Policy(role=Role.CLIENT_UNBLOCK, answered_by=_LOCAL, keeps_caching=True),
+    "discard": Policy(role=Role.DISCARD, answered_by=_LOCAL, is_queued=False),
+    "echo": Policy(answered_by=_LOCAL),
+    "exec": Policy(role=Role.EXEC, answered_by=_LOCAL, is_queued=False),
+    "hello": Policy(role=Role.HELLO, answered_by=_LOCAL, runs_in_transaction=False, redaction=Redaction.CREDENTIALS),
+    "multi": Policy(role=Role.MULTI, answered_by=_LOCAL, is_queued=False),
+    "ping": Policy(answered_by=_LOCAL, runs_while_subscribed=True),
+    "quit": Policy(answered_by=_LOCAL, is_queued=False, runs_while_subscribed=True),
+    "readonly": Policy(answered_by=_LOCAL),
+    "readwrite": Policy(answered_by=_LOCAL),
+    "reset": Policy(role=Role.RESET, answered_by=_LOCAL, is_queued=False, runs_while_subscribed=True),
+    "select": Policy(role=Role.SELECT, answered_by=_LOCAL, runs_in_transaction=False),
+    "unwatch": Policy(role=Role.UNWATCH, answered_by=_LOCAL),
     "watch": Policy(role=Role.WATCH, is_queued=False, split=Split(Joined.ONE_OK)),
     # -- keys
     "copy": Policy(writes_other_database=True),
-    "dbsize": Policy(role=Role.DBSIZE, destination=Destination.ALL_KEYS),
+    "dbsize": Policy(role=Role.DBSIZE, answered_by=AnsweredBy.ALL_KEYS),
     "dump": _NOT_COMPARED,
     "del": Policy(split=_SUMMED),
     "exists": Policy(split=_SUMMED, field_command=FieldCommand(b"HEXISTS")),
     "expiretime": _time(b"HEXPIRETIME"),
-    "keys": Policy(role=Role.KEYS, destination=Destination.ALL_KEYS),
+    "keys": Policy(role=Role.KEYS, answered_by=AnsweredBy.ALL_KEYS),
     "move": Policy(role=Role.MOVE, writes_other_database=True),
     "pexpiretime": _time(b"HPEXPIRETIME"),
     "pttl": _time(b"HPTTL"),
-    "randomkey": Policy(role=Role.RANDOMKEY, destination=Destination.ALL_KEYS),
-    "scan": Policy(role=Role.SCAN, destination=Destination.ALL_KEYS),
+    "randomkey": Policy(role=Role.RANDOMKEY, answered_by=AnsweredBy.ALL_KEYS),
+    "scan": Policy(role=Role.SCAN, answered_by=AnsweredBy.ALL_KEYS),
     "sort_ro": Policy(role=Role.SORT_RO),
     "swapdb": Policy(role=Role.SWAPDB),
     "touch": Policy(
@@ -154,48 +154,48 @@ ROWS: Mapping[str, Policy] = {
     "sunsubscribe": _subscribing(Verb.UNSUBSCRIBE, b"s"),
     "unsubscribe": _subscribing(Verb.UNSUBSCRIBE, b""),
     # -- the server
-    "acl": Policy(destination=_LOCAL),
-    "acl|deluser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|load": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|save": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|setuser": Policy(destination=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
-    "cluster": Policy(refusal=cluster_disabled, destination=_LOCAL),
+    "acl": Policy(answered_by=_LOCAL),
+    "acl|deluser": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|load": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|save": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
+    "acl|setuser": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
+    "cluster": Policy(refusal=cluster_disabled, answered_by=_LOCAL),
     "config|set": Policy(role=Role.CONFIG_SET, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
     "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "info": Policy(role=Role.INFO, destination=Destination.ALL_JOBS),
-    "latency": Policy(destination=_LOCAL),
+    "info": Policy(role=Role.INFO, answered_by=AnsweredBy.ALL_JOBS),
+    "latency": Policy(answered_by=_LOCAL),
     "memory": _NOT_COMPARED,
     "migrate": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
     "module": _DENIED_BY_DEFAULT,
     "module|help": Policy(),
     "module|list": Policy(),
-    "monitor": Policy(role=Role.MONITOR, destination=_LOCAL),
+    "monitor": Policy(role=Role.MONITOR, answered_by=_LOCAL),
     "object": _NOT_COMPARED,
     "psync": _ALWAYS_DENIED,
     "replconf": _ALWAYS_DENIED,
     "replicaof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
     "shutdown": _DENIED_BY_DEFAULT,
     "slaveof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
-    "slowlog": Policy(destination=_LOCAL),
+    "slowlog": Policy(answered_by=_LOCAL),
     "sync": _ALWAYS_DENIED,
     "wait": Policy(refusal=wait_refused, waits_for_writes=True),
     "waitaof": Policy(refusal=waitaof_refused, waits_for_writes=True),
     # -- states
-    "state": Policy(destination=_LOCAL),
+    "state": Policy(answered_by=_LOCAL),
     "state|at": _state(is_internal=True),
     "state|confirm": _state(),
-    "state|describe": _state(Destination.ONE_JOB),
+    "state|describe": _state(AnsweredBy.ONE_JOB),
     "state|expect": _state(is_internal=True, split=Split(Joined.ONE_OK)),
     "state|follow": _state(),
     "state|help": _state(),
-    "state|history": Policy(role=Role.STATE_HISTORY, destination=Destination.STATES),
+    "state|history": Policy(role=Role.STATE_HISTORY, answered_by=AnsweredBy.STATES),
     "state|hold": _state(is_internal=True),
-    "state|jobs": _state(Destination.ALL_JOBS),
-    "state|lag": Policy(role=Role.STATE_LAG, destination=Destination.ALL_JOBS),
-    "state|list": Policy(role=Role.STATE_LIST, destination=Destination.ALL_JOBS),
-    "state|locate": Policy(role=Role.STATE_LOCATE, destination=Destination.STATES),
-    "state|mget": _state(Destination.STATES, split=Split(Joined.LIST)),
+    "state|jobs": _state(AnsweredBy.ALL_JOBS),
+    "state|lag": Policy(role=Role.STATE_LAG, answered_by=AnsweredBy.ALL_JOBS),
+    "state|list": Policy(role=Role.STATE_LIST, answered_by=AnsweredBy.ALL_JOBS),
+    "state|locate": Policy(role=Role.STATE_LOCATE, answered_by=AnsweredBy.STATES),
+    "state|mget": _state(AnsweredBy.STATES, split=Split(Joined.LIST)),
     "state|notice": _state(is_internal=True),
     "state|notify": _state(is_internal=True),
     "state|owner": _state(),

@@ -16,33 +16,21 @@ from resp_server.protocol.errors import ReplyError
 Refusal = Callable[[], ReplyError]
 
 
-class Destination(Enum):
-    """What answers a request: a row of `ours` may name it, and the router has one for each request.
+class AnsweredBy(Enum):
+    """What answers a command at a proxy without an upstream.
 
-    "This process" is the proxy, or the server that gets the request. Without an upstream, the state servers answer what
-    the upstream shares with them, and this process what the upstream would answer alone.
+    With an upstream it is the same, but for `ALL_KEYS`, and for sections of INFO that are the upstream's.
     """
 
-    LOCAL = auto()  # this process
+    LOCAL = auto()  # this process: the proxy, or the server that gets the request
     STATES = auto()  # the state servers that own the request's keys
-    UPSTREAM = auto()  # the upstream
-    ALL_KEYS = auto()  # all state servers and the upstream, about their keys
-    ALL_JOBS = auto()  # all state servers, about their jobs; INFO's sections may need the upstream in place of them
+    ALL_KEYS = auto()  # all state servers, about their keys; with an upstream, it answers about its own
+    ALL_JOBS = auto()  # all state servers, about their jobs
     ONE_JOB = auto()  # one of the state servers that have the job
-    SELECT = auto()  # this process, after the upstream has confirmed that it has the database
-    # Of requests with keys, at a proxy with an upstream:
-    BY_KEYS = auto()  # the owners of the keys, which the router finds: only in a `RoutedCommand`, never in a `Route`
-    BOTH = auto()  # the state servers and the upstream, each for its own keys
-    ALIASED = auto()  # the state servers, by a request with their keys in place of aliases
-    PREFERRED = auto()  # the state servers if they have the only key, otherwise the upstream
-    DROPPED = auto()  # this process: a write that gets OK and is not run
-    DENIED = auto()  # this process, by an error: only in a `RoutedCommand`, never in a `Route`
 
 
-# Those of commands without keys that state servers answer.
-OF_SERVERS = frozenset((Destination.ALL_KEYS, Destination.ALL_JOBS, Destination.ONE_JOB))
-# Those of requests that are answered in the same way whether there is an upstream or not.
-WITHOUT_UPSTREAM = frozenset((Destination.LOCAL, Destination.STATES, Destination.ALL_JOBS, Destination.ONE_JOB))
+# Of commands without keys that state servers answer.
+OF_SERVERS = frozenset((AnsweredBy.ALL_KEYS, AnsweredBy.ALL_JOBS, AnsweredBy.ONE_JOB))
 
 
 class Denial(Enum):
@@ -189,8 +177,8 @@ class Policy:
 
     Args:
         role: What other modules have code for.
-        destination: What answers it; None: the owners of its keys; without keys the upstream, or this process
-            if there is none.
+        answered_by: What answers it, whatever its keys are; None: the owners of its keys; without keys the upstream, or
+            this process if there is none.
         is_internal: Proxies send it to servers, and refuse it from clients.
         denial: Whether it reaches the upstream.
         field_command: Its counterpart about a field of a hash; None: there is none.
@@ -217,7 +205,7 @@ class Policy:
     """
 
     role: Role | None = None
-    destination: Destination | None = None
+    answered_by: AnsweredBy | None = None
     is_internal: bool = False
     denial: Denial = Denial.NO
     field_command: FieldCommand | None = None

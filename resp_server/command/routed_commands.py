@@ -1,6 +1,6 @@
-"""The destination of each command at a proxy, and the positions of the command's keys. Pure.
+"""How each command is routed at a proxy with an upstream, and the positions of the command's keys. Pure.
 
-A command goes where its row of `ours` says. If that names no destination, a command with keys goes to the owners of its
+What a row of `ours` says answers the command. If it says nothing, a command with keys goes to the owners of its
 keys, and one without keys to the upstream. The facts of a command are those in the upstream's reply to COMMAND, if the
 reply has it.
 """
@@ -8,12 +8,13 @@ reply has it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum, auto
 from typing import NamedTuple
 
 from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
-from resp_server.command.policy import Denial, Destination, Policy, Role
+from resp_server.command.policy import AnsweredBy, Denial, Policy, Role
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
@@ -23,6 +24,15 @@ from resp_server.protocol.request_parser import Request
 SPELLINGS_MAX = 1024
 # The roles of commands for which the compiled forwarder has code, or needs none.
 ROLES_FORWARDED_TO_UPSTREAM = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
+
+
+class Routing(Enum):
+    """What decides where the requests of a command go, at a proxy with an upstream."""
+
+    BY_ROW = auto()  # the command's row of `ours`
+    BY_KEYS = auto()  # the owners of the request's keys
+    UPSTREAM = auto()  # nothing more: they go to the upstream
+    DENIED = auto()  # nothing more: this process refuses them
 
 
 class RoutedCommand(NamedTuple):
@@ -36,7 +46,7 @@ class RoutedCommand(NamedTuple):
     """
 
     name: str
-    destination: Destination
+    routing: Routing
     facts: CommandSpec
     command: Command | None = None
     is_read: bool = False
@@ -44,6 +54,11 @@ class RoutedCommand(NamedTuple):
     needs_getkeys: bool = False
     is_subscription: bool = False
     policy: Policy = NO_POLICY
+
+    @property
+    def answered_by(self) -> AnsweredBy | None:
+        """What answers the command, if its row says so."""
+        return self.policy.answered_by if self.routing is Routing.BY_ROW else None
 
     @property
     def is_served(self) -> bool:
@@ -157,22 +172,22 @@ class RoutedCommands:
         if facts is None:
             return None
         container = name.partition("|")[0]
-        destination = Destination.UPSTREAM
+        routing = Routing.UPSTREAM
         needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         policy = policy_of(name)
         is_denied = policy.denial is not Denial.NO
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed and name not in self._own:
-            destination = Destination.DENIED
-        elif policy.destination is not None and not is_allowed:
-            destination = policy.destination
+            routing = Routing.DENIED
+        elif policy.answered_by is not None and not is_allowed:
+            routing = Routing.BY_ROW
         elif needs_getkeys or any("not_key" not in spec["flags"] for spec in facts.key_specs):
-            destination = Destination.BY_KEYS
+            routing = Routing.BY_KEYS
         is_read = "readonly" in facts.flags
-        is_subscription = destination is Destination.UPSTREAM and _subscribes(facts, is_ours=command is not None)
+        is_subscription = routing is Routing.UPSTREAM and _subscribes(facts, is_ours=command is not None)
         single_key_at = 0 if needs_getkeys else single_key_position(name, facts)
         return RoutedCommand(
-            name, destination, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
+            name, routing, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
         )
 
     def _facts(self, name: str, command: Command | None) -> CommandSpec | None:
@@ -189,7 +204,7 @@ class RoutedCommands:
 def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
     """Return the keys of a command that may be forwarded; None: its requests need the general path."""
     facts, policy = routed.facts, routed.policy
-    if routed.destination is Destination.ALL_KEYS:
+    if routed.answered_by is AnsweredBy.ALL_KEYS:
         return ()
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
     if (
@@ -201,9 +216,9 @@ def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
         return None
     if routed.needs_getkeys:
         return None
-    if routed.destination is Destination.UPSTREAM:
+    if routed.routing is Routing.UPSTREAM:
         return ()
-    return (key_ranges(facts) or None) if routed.destination is Destination.BY_KEYS else None
+    return (key_ranges(facts) or None) if routed.routing is Routing.BY_KEYS else None
 
 
 def _subscribes(facts: CommandSpec, *, is_ours: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
 from resp_server.command.keys import key_positions, single_key_position
 from resp_server.command.ours import policy_of
-from resp_server.command.policy import OF_SERVERS, PATTERNS, Destination, Policy, Refusal, Role, Verb
+from resp_server.command.policy import OF_SERVERS, PATTERNS, AnsweredBy, Policy, Refusal, Role, Verb
 from resp_server.command.spec import CommandSpec, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
@@ -43,17 +43,17 @@ class Command:
         return policy_of(self.name)
 
     @cached_property
-    def destination(self) -> Destination:
+    def answered_by(self) -> AnsweredBy:
         """What answers the command without an upstream: `LOCAL`, `STATES`, or one of `OF_SERVERS`.
 
         A proxy itself refuses commands that sparkis does not have.
         """
         if self.handler is None or self.facts.group in ("transactions", "pubsub"):
-            return Destination.LOCAL
+            return AnsweredBy.LOCAL
         if self.facts.key_specs:
-            return Destination.STATES
-        named = self.policy.destination
-        return named if named in OF_SERVERS else Destination.LOCAL
+            return AnsweredBy.STATES
+        named = self.policy.answered_by
+        return named if named in OF_SERVERS else AnsweredBy.LOCAL
 
     @cached_property
     def words(self) -> int:

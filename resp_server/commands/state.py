@@ -244,7 +244,7 @@ def state_within(context: CommandContext, count: int, *arguments: OneOrMore) -> 
     request = arguments[count:]
     target = context.server.table.find(request)
     target.check_arity(request)
-    if target.policy.destination not in OF_SERVERS:
+    if target.policy.answered_by not in OF_SERVERS:
         raise GenericError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import AnsweredBy, Role
 from resp_server.forwarding.answers import Answer, SeenEpochs, deliver, in_steps
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.pipeline.admission import may_leave
@@ -177,7 +177,7 @@ class Transactions:
         recorded = self._backend.recorded(session, requests) if is_observed or tracking_state is not None else ()
         for each, may_be_cached in recorded:
             command = self._table.find(each)
-            if is_observed and command.destination is Destination.STATES:
+            if is_observed and command.answered_by is AnsweredBy.STATES:
                 monitors.record(session, command, each)
             if tracking_state is not None and not tracking_state.is_bcast:
                 read = keys_read(command, each)

@@ -16,6 +16,7 @@ from compat.conformance.generators import examples
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
+from resp_server.backends.routing.route import Destination
 from resp_server.backends.routing.router import GetkeysCache, RoutingTable, route_of
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
@@ -23,7 +24,7 @@ from resp_server.backends.servers.command_routes import CommandRoutes, Forwarded
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
-from resp_server.command.policy import Destination, Joined, Role
+from resp_server.command.policy import Joined, Role
 from resp_server.command.routed_commands import RoutedCommands
 from resp_server.commands import command_table
 from resp_server.forwarding.pipelined_connection import PipelineFields
@@ -384,7 +385,7 @@ def test_reply_to_request_before_flush_is_followed_by_invalidation() -> None:
 @pytest.mark.parametrize(("mode", "word"), [("is_optin", b"YES"), ("is_optout", b"NO")])
 def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> None:
     scene, sink = Scene(), ForwarderSink()
-    scene.use_upstream({0: [ForwardedKeys(b"j:*", Destination.STATES)]})
+    scene.use_upstream({0: [ForwardedKeys(b"j:*", Owner.STATE)]})
     state, caching = tracking_client(scene, mode), pack((b"CLIENT", b"CACHING", word))
     sent = [
         caching,
@@ -488,7 +489,7 @@ def test_other_database_without_upstream_takes_general_path() -> None:
 def test_requests_before_owners_are_known_take_general_path() -> None:
     scene = Scene()
     scene.use_upstream({})
-    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
+    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])
     assert [scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [
         0,
         0,
@@ -498,7 +499,7 @@ def test_requests_before_owners_are_known_take_general_path() -> None:
 
 def test_the_first_pattern_of_a_key_decides() -> None:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"a:b", Destination.BY_KEYS), ForwardedKeys(b"a:*", Destination.STATES)]})
+    scene.use_upstream({0: [ForwardedKeys(b"a:b", None), ForwardedKeys(b"a:*", Owner.STATE)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
         assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", key)), 2) == size
     assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
@@ -533,7 +534,7 @@ def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], h
         read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
         read_of((b"GET", b"c:1"), 1, 2): b"$6\r\nin one\r\n",
     }
-    of_each = [ForwardedKeys(b"j:*", Destination.STATES), ForwardedKeys(b"c:*", Destination.UPSTREAM, is_cached=True)]
+    of_each = [ForwardedKeys(b"j:*", Owner.STATE), ForwardedKeys(b"c:*", Owner.UPSTREAM, is_cached=True)]
     patterns = dict.fromkeys(range(3), of_each)
     cache = SimpleNamespace(get=cached.get, hits=0)
     scene.use_upstream(patterns, cache=cache if has_cache else None)
@@ -562,7 +563,7 @@ def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], h
 
 def test_mget_of_state_keys_in_other_database_is_forwarded() -> None:
     scene, sink = Scene(), ForwarderSink()
-    scene.use_upstream({0: [ForwardedKeys(b"*", Destination.UPSTREAM)]})
+    scene.use_upstream({0: [ForwardedKeys(b"*", Owner.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
     assert scene.forwarder.forward(sink, data, 2, is_of_states=True) == len(data)
     assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
@@ -584,7 +585,7 @@ def is_forwarded(transaction: Sequence[tuple[bytes, ...]]) -> bool:
 
 def with_patterns() -> Scene:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"j:*", Destination.STATES), ForwardedKeys(b"s:*", Destination.BY_KEYS)]})
+    scene.use_upstream({0: [ForwardedKeys(b"j:*", Owner.STATE), ForwardedKeys(b"s:*", None)]})
     return scene
 
 
@@ -936,10 +937,10 @@ def test_keys_of_request_are_at_positions_of_its_row(line: tuple[bytes, ...], is
 
 def test_keyless_write_takes_general_path() -> None:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"c:*", Destination.UPSTREAM, is_cached=True)]})
+    scene.use_upstream({0: [ForwardedKeys(b"c:*", Owner.UPSTREAM, is_cached=True)]})
     for line in ((b"EVAL", b"return 1", b"0"), (b"PUBLISH", b"c", b"m")):
         assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == 0
-    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])  # the owners are not known
+    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])  # the owners are not known
     assert scene.forwarder.forward(ForwarderSink(), pack((b"EVAL", b"return 1", b"0")), 2) == 0
 
 

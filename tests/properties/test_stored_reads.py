@@ -16,10 +16,10 @@ from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.backends.routing.key_matcher import ForwardedKeys
+from resp_server.backends.routing.rules import Owner
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Destination
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.serving.server import Server
 from resp_server.session.session import Session
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.compiled
 
 # Of the keys that a store has, some are the upstream's by a rule, and some depend on the request.
 SOME_FORWARDED = [
-    ForwardedKeys(b"j:v:1", Destination.UPSTREAM),
-    ForwardedKeys(b"j:m:l*", Destination.BY_KEYS),
-    ForwardedKeys(b"j:*", Destination.STATES),
+    ForwardedKeys(b"j:v:1", Owner.UPSTREAM),
+    ForwardedKeys(b"j:m:l*", None),
+    ForwardedKeys(b"j:*", Owner.STATE),
 ]
 OF_UPSTREAM = (b"j:v:1", b"j:m:large")
 # Commands without keys that any process of a server answers alike, and those that the proxy answers itself.
@@ -150,7 +150,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
             replies, left = scene.ask(data, protocol)
             assert (left, replies) == (0, scene.ask_server(data, protocol)), words
 
-    run(test, [ForwardedKeys(b"j:*", Destination.STATES)])
+    run(test, [ForwardedKeys(b"j:*", Owner.STATE)])
 
 
 def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:

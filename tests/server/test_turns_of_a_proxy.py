@@ -10,7 +10,7 @@ import pytest
 
 from compat.conformance.wire import request
 from compat.waiting import eventually
-from resp_server.command.policy import Destination
+from resp_server.command.policy import AnsweredBy
 from resp_server.command.table import Command
 from resp_server.protocol.replies import encode
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
@@ -57,10 +57,10 @@ def differing() -> Iterator[Command]:
     """
     as_at_a_server = ("server", "cluster", "connection", "scripting", "generic")
     for command in served():
-        destination, is_split = command.destination, command.policy.split is not None
-        is_local = destination is Destination.LOCAL and command.facts.group in as_at_a_server
+        answered_by, is_split = command.answered_by, command.policy.split is not None
+        is_local = answered_by is AnsweredBy.LOCAL and command.facts.group in as_at_a_server
         is_alike = (
-            destination is Destination.STATES and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS
+            answered_by is AnsweredBy.STATES and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS
         )
         if is_split or not (is_local or is_alike):
             yield command

@@ -15,7 +15,7 @@ from functools import partial
 
 from resp_server.backends.redis.key_changes import KeyChanges
 from resp_server.backends.routing.result_cache import CachedRead, ResultCache, Write
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import Route
 from resp_server.forwarding.answers import Answer, Answering, Called
 from resp_server.forwarding.raw_replies import is_error
 from resp_server.session.session import Session

@@ -15,7 +15,6 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import ResultCache
 from resp_server.backends.routing.router import Router
 from resp_server.backends.servers.command_routes import FORWARDED_NAME_BYTES_MAX
-from resp_server.command.policy import Destination
 from resp_server.metrics.stats import Stats
 
 
@@ -66,7 +65,7 @@ class ForwarderRules:
         if self._ownership.is_known:
             self._forwarder.set_patterns(self._ownership.matcher.forwarded_by_database)
         else:
-            self._forwarder.set_patterns({}, [ForwardedKeys(b"*", Destination.BY_KEYS)])
+            self._forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])
 
     def hold_requests(self, is_held: bool, are_publishing_held: bool) -> None:
         """Have the forwarder leave the upstream's requests to the general path while these wait for a subscription.

@@ -8,9 +8,8 @@ from functools import partial
 from resp_server.backends.overlay.long_requests import is_long
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import Destination, Route
 from resp_server.backends.routing.rules import Owner
-from resp_server.command.policy import Destination
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.request_parser import Request

@@ -19,8 +19,9 @@ from resp_server.backends.overlay.subscriptions import OverlaySubscriptions, is_
 from resp_server.backends.overlay.upstream_events import UpstreamEvents
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
+from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination
 from resp_server.backends.routing.router import Router
-from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.policy import Role
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command
 from resp_server.pipeline.batch import ReplyBatch
@@ -33,12 +34,7 @@ from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
 
 # Requests that do not wait for the upstream, or may not have to.
-NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {
-    Destination.ALIASED,
-    Destination.PREFERRED,
-    Destination.DROPPED,
-    Destination.DENIED,
-}
+NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {Destination.ALIASED, Destination.PREFERRED, Destination.DROPPED}
 
 
 class Listening:

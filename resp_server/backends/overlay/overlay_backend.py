@@ -31,12 +31,13 @@ from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.router import Route, Router
+from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
+from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.upstream_settings import not_passed_on
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
-from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
@@ -143,7 +144,7 @@ class OverlayBackend:
         """Return whether the proxy runs a command itself, and the upstream has nothing to do for it, or a request."""
         routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
         is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
-        is_local = routed is not None and routed.destination is Destination.LOCAL
+        is_local = routed is not None and routed.answered_by is AnsweredBy.LOCAL and role is not Role.SELECT
         if is_local and listens(command.policy):
             return self._listening.is_own(command) or False
         if not is_local or is_login or not self._servers.may_call(command):

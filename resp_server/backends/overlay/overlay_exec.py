@@ -18,10 +18,10 @@ from resp_server.backends.overlay.route_sender import OK, RouteSender
 from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import Destination, Route
 from resp_server.command.ours import role_of
-from resp_server.command.policy import Destination, Role
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.policy import Role
+from resp_server.command.routed_commands import RoutedCommand, Routing
 from resp_server.forwarding.answers import (
     Answer,
     ReplyFuture,
@@ -143,8 +143,8 @@ class OverlayPlan:
             return await self._add_listing(routed, request)
         if destination in (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED):
             return await self._add_split(route, request)
-        # A command that names a state, such as STATE MGET, does not count.
-        self.needs_states |= destination is Destination.STATES and routed.destination is not Destination.STATES
+        # A command that is about states by its name, such as STATE MGET, does not count.
+        self.needs_states |= destination is Destination.STATES and routed.routing is Routing.BY_KEYS
         if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
             self._upstream.cache_by(request)
         return self._add_for_states(request)

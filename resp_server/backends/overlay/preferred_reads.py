@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.routing.key_aliases import StateRead
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import Route
 from resp_server.backends.servers.request_policy import merge_parts
 from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, all_of, ask, deliver
 from resp_server.forwarding.raw_replies import is_error

@@ -17,14 +17,15 @@ from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import read_of
-from resp_server.backends.routing.router import Route, Router
+from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.scan_cursor import position_of
 from resp_server.backends.routing.upstream_settings import AskedEvents, events_in
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.request_policy import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import Role
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request

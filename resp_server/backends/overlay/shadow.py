@@ -24,7 +24,7 @@ import hiredis
 
 from resp_server.backends.overlay.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.router import Route, Shadowed
+from resp_server.backends.routing.route import Route, Shadowed
 from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.backends.routing.shadow_compare import Outcome, outcome_of, shown_replies, shown_request
 from resp_server.backends.servers.requests import ServerRequest

@@ -14,9 +14,9 @@ from resp_server.backends.overlay.overlay_exec import OverlayExec
 from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.watch import watch_both
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
 from resp_server.backends.servers.servers_backend import ServersBackend
-from resp_server.command.policy import WITHOUT_UPSTREAM, Destination, Role
+from resp_server.command.policy import Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.batch import ReplyBatch

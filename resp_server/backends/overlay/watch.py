@@ -8,7 +8,7 @@ from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.router import Route
+from resp_server.backends.routing.route import Route
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.watch import watch_states
 from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.key_patterns import covers, glob_of, key_pattern
 from resp_server.backends.routing.rules import Owner, Rule
-from resp_server.command.policy import Destination
 from state_backend.model.descriptor import KeyFormat
 
 
@@ -45,22 +44,19 @@ def all_upstreams(key: bytes) -> Decision:
 
 
 class ForwardedKeys(NamedTuple):
-    """Keys whose forwardable requests have one destination, so that the compiled forwarder may forward them.
+    """Keys that have one owner for the compiled forwarder.
 
     Args:
         pattern: A Redis pattern that matches exactly these keys.
-        destination: Only those of `STATES` and `UPSTREAM` are forwarded; all others take the general path.
+        owner: `STATE` or `UPSTREAM`, to which the forwarder sends their requests; with any other owner, and with None,
+            they take the general path: with PREFER_STATE it depends on what the states have, with SHADOW replies are
+            compared.
         is_cached: Replies of the upstream may be cached.
     """
 
     pattern: bytes
-    destination: Destination
+    owner: Owner | None
     is_cached: bool = False
-
-
-# What a rule says about the owner of keys decides about forwardable requests: with PREFER_STATE, it depends on what the
-# states have, and with SHADOW, replies are compared.
-DESTINATIONS = {Owner.STATE: Destination.STATES, Owner.UPSTREAM: Destination.UPSTREAM}
 
 
 class KeyMatcher:
@@ -98,7 +94,7 @@ class KeyMatcher:
             database: [_forwarded(rule) for rule in rules if rule.database == database] for database in self._deciders
         }
         self.forwarded_by_database[0] += [
-            ForwardedKeys(glob_of(key_format), Destination.STATES) for key_format, _ in by_format
+            ForwardedKeys(glob_of(key_format), Owner.STATE) for key_format, _ in by_format
         ]
         self.has_shadows = any(rule.owner is Owner.SHADOW for rule in rules)
         self.has_cached = any(rule.cache_s for rule in rules)
@@ -148,10 +144,7 @@ class KeyMatcher:
 
 
 def _forwarded(rule: Rule) -> ForwardedKeys:
-    destination = DESTINATIONS.get(rule.owner, Destination.BY_KEYS)
-    if rule.alias is not None:
-        destination = Destination.ALIASED
-    return ForwardedKeys(glob_of(rule.keys), destination, bool(rule.cache_s))
+    return ForwardedKeys(glob_of(rule.keys), rule.owner if rule.alias is None else None, bool(rule.cache_s))
 
 
 class _Candidate(NamedTuple):

@@ -1,6 +1,6 @@
-"""The destination of a request: the states, the upstream, both, or the proxy (or server) itself. Pure.
+"""Finds the route of a request (`route`), by a routing table. Pure.
 
-`route_of` returns a request's route, by a routing table. The keys of a long request are decided in steps
+`route_of` returns it at once. The keys of a long request are decided in steps
 (`route_in_steps`), so that other clients are served between them.
 """
 
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.cross_db_commands import OtherKey, is_number, other_key
 from resp_server.backends.routing.key_aliases import (
-    ConvertReplies,
     FieldRead,
     StateKey,
     StateRead,
@@ -23,18 +22,18 @@ from resp_server.backends.routing.key_aliases import (
 from resp_server.backends.routing.key_matcher import Decision, KeyMatcher
 from resp_server.backends.routing.long_arguments import long_arguments, too_long, without_long_arguments
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.rules import Owner, Rule, Writes
+from resp_server.backends.routing.route import Destination, Route, Shadowed
+from resp_server.backends.routing.rules import Owner, Writes
 from resp_server.backends.routing.shadow_compare import is_comparable
 from resp_server.backends.routing.state_writes import without_pairs, write_plan
 from resp_server.backends.routing.upstream_settings import (
     EVENTS_REQUEST,
-    AskedEvents,
     asked_events,
     not_passed_on,
 )
 from resp_server.command.keys import key_runs, searches_keyword
-from resp_server.command.policy import Destination, Role
-from resp_server.command.routed_commands import RoutedCommand, RoutedCommands
+from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.routed_commands import RoutedCommand, RoutedCommands, Routing
 from resp_server.command.table import CommandTable
 from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import GenericError, LoadingError, client_text
@@ -45,8 +44,6 @@ from resp_server.session.transaction import WATCHED_KEYS_MAX
 OWN_SECTIONS = (b"proxy", b"sparkis")
 # The size of an option of XREAD and XREADGROUP, with its values.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
-NO_FIELDS: Mapping[int, Request] = {}
-NO_STATE_READS: Mapping[int, StateRead] = {}
 # Keys that are decided in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 256
 # Arguments of a request in which an option has to be found (guess: takes some milliseconds).
@@ -61,68 +58,6 @@ GETKEYS_ARGUMENTS_MAX = 1024
 SHADOWED_KEYS_MAX = 1024
 # Keys that an error names.
 NAMED_KEYS_MAX = 8
-
-
-class Route(NamedTuple):
-    """What answers a request, and what it needs for that.
-
-    Args:
-        state_keys: For `Destination.BOTH`, the positions of the states' keys.
-        is_blocking: For `Destination.UPSTREAM`: the reply may come much later, so the client needs a connection of its
-            own.
-        request: What the backend gets instead of the client's request; None: the client's request.
-        fields: For `Destination.BOTH`, the requests for keys that are fields of states' keys, by position.
-        convert: For `Destination.ALIASED`: makes the reply to the client's request of the states' replies to `request`
-            and, if there is one, to `of_key`.
-        of_key: For `Destination.ALIASED`, a read of the whole key.
-        preferred: The states' reads for keys that the states answer if they have them, by position. For
-            `Destination.PREFERRED`, that for the only key.
-        unserved: For `Destination.PREFERRED`, the error if the states have the key, but do not serve the command.
-        shadowed: The keys to compare.
-        cache_s: How long the reply about `cached_keys` may be cached.
-        changed: The keys that the request may change, if any key is cached; None: all keys.
-        can_overtake_cache: Its reply may be newer than a reply that is cached exactly, so the cache has to know all
-            earlier changes before the client gets it.
-        asked_events: What the reply to `request` has to include, so that the client gets OK.
-        is_in_chunks: For `Destination.BOTH`: the upstream's keys are read by one request, the states' in chunks.
-    """
-
-    destination: Destination
-    routed: RoutedCommand
-    state_keys: Sequence[int] = ()
-    is_blocking: bool = False
-    request: Request | None = None
-    fields: Mapping[int, Request] = NO_FIELDS
-    convert: ConvertReplies | None = None
-    of_key: Request | None = None
-    preferred: Mapping[int, StateRead] = NO_STATE_READS
-    unserved: GenericError | None = None
-    shadowed: Sequence[Shadowed] = ()
-    cache_s: float = 0.0
-    cached_keys: Sequence[bytes] = ()
-    changed: Sequence[bytes] | None = ()
-    can_overtake_cache: bool = False
-    asked_events: AskedEvents | None = None
-    is_in_chunks: bool = False
-
-
-class Shadowed(NamedTuple):
-    """A key whose value in the upstream is compared with the state's.
-
-    Args:
-        at: The position of the key among the request's keys.
-        name, upstream_request: The read of this key alone.
-        request, convert: The state's read, and what makes its reply that of the client's.
-    """
-
-    rule: Rule
-    at: int
-    key: bytes
-    name: str
-    upstream_request: Request
-    state_key: bytes
-    request: Request
-    convert: ConvertReplies | None = None
 
 
 class GetkeysCache:
@@ -200,12 +135,12 @@ def route_of(request: Request, table: RoutingTable, database: int = 0) -> Route 
     long_at = long_arguments(request)
     routed = table.commands.of(request)
     if long_at:
-        if routed is None or routed.destination not in (Destination.BY_KEYS, Destination.UPSTREAM):
+        if routed is None or routed.routing not in (Routing.BY_KEYS, Routing.UPSTREAM):
             raise too_long()
         request = without_long_arguments(request, long_at)
     if routed is None:
         return None
-    if routed.destination is Destination.BY_KEYS:
+    if routed.routing is Routing.BY_KEYS:
         return _route_by_keys(routed, request, table, database, long_at)
     return _route_by_command(routed, request, table)
 
@@ -241,24 +176,26 @@ def _route_over_databases(
 
 def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTable) -> Route:
     """Return the route of a request whose command decides about it."""
-    destination = routed.destination
-    if destination is Destination.ALL_KEYS:
+    answered_by, role = routed.answered_by, routed.policy.role
+    if answered_by is AnsweredBy.ALL_KEYS:
         table.check_known()
         if routed.command is not None:
             routed.command.check_arity(request)
         return Route(Destination.ALL_KEYS, routed)
-    if destination is Destination.DENIED:
+    if routed.routing is Routing.DENIED:
         return _route_of_denied(routed, request)
-    if routed.policy.role is Role.INFO and destination is Destination.ALL_JOBS:
+    if role is Role.INFO and answered_by is not None:
         is_own = any(section.lower() in OWN_SECTIONS for section in request[1:])
-        return Route(destination if is_own else Destination.UPSTREAM, routed)
-    if routed.policy.role is Role.SWAPDB:
+        return Route(Destination.STATES if is_own else Destination.UPSTREAM, routed)
+    if role is Role.SELECT:
+        return Route(Destination.SELECT, routed)
+    if role is Role.SWAPDB:
         _check_swap(request, table)
-    if destination is not Destination.UPSTREAM:
-        return Route(destination, routed)
+    if answered_by is not None:
+        return Route(Destination.LOCAL if answered_by is AnsweredBy.LOCAL else Destination.STATES, routed)
     may_change = table.keys.has_cached and "write" in routed.facts.flags
     is_blocking = "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
-    return Route(destination, routed, is_blocking=is_blocking, changed=None if may_change else ())
+    return Route(Destination.UPSTREAM, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
 
 def _route_of_denied(routed: RoutedCommand, request: Request) -> Route:
@@ -459,7 +396,7 @@ class _KeyedRequest:
 def route_in_steps(request: Request, table: RoutingTable, database: int = 0) -> Steps[Route | None]:
     """Return the route of a request, in steps if it is long. A long read of both backends is split in chunks."""
     routed = table.commands.of(request)
-    is_by_keys = routed is not None and routed.destination is Destination.BY_KEYS and not routed.single_key_at
+    is_by_keys = routed is not None and routed.routing is Routing.BY_KEYS and not routed.single_key_at
     if routed is None or not is_by_keys or len(request) <= KEYS_AT_ONCE:
         return route_of(request, table, database)
     long_at = long_arguments(request)

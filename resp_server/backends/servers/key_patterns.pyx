@@ -13,7 +13,7 @@ from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.raw_replies cimport bulk_bytes, put_number
 from resp_server.native.wire cimport Output, Word, number_line, put, put_line
 
-from resp_server.command.policy import Destination
+from resp_server.backends.routing.rules import Owner
 
 # The beginning of a Redis pattern, up to the first character with a meaning.
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")
@@ -29,13 +29,13 @@ cdef class KeyPatterns:
         self.patterns = <KeyPattern*>malloc((len(self.texts) + 1) * sizeof(KeyPattern))
         if self.patterns == NULL:
             raise MemoryError
-        for i, (text, destination, is_cached) in enumerate(patterns):
+        for i, (text, owner, is_cached) in enumerate(patterns):
             each = &self.patterns[i]
             each.text, each.size = <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)
             each.backend = GENERAL_PATH
-            if destination is Destination.STATES:
+            if owner is Owner.STATE:
                 each.backend = STATES
-            elif destination is Destination.UPSTREAM:
+            elif owner is Owner.UPSTREAM:
                 each.backend = CACHED if is_cached else UPSTREAM_BACKEND
             each.literal = LITERAL.match(text).end()
             each.is_literal_and_star = text[each.literal:] == b"*"

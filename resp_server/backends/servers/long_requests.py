@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from resp_server.backends.servers.state_sender import StateSender
-from resp_server.command.policy import Destination, Joined, Split
+from resp_server.command.policy import AnsweredBy, Joined, Split
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import Answer, Called, in_steps
 from resp_server.forwarding.raw_replies import Steps, is_error, raw_reply_of, split_header
@@ -91,7 +91,7 @@ def forwarded_split_of(command: Command, request: Request) -> Split | None:
     split = split_of(command, request)
     if split is None or split.joined is Joined.FRAMES:
         return split
-    if command.destination is Destination.STATES and split.joined in (Joined.SUM, Joined.LIST):
+    if command.answered_by is AnsweredBy.STATES and split.joined in (Joined.SUM, Joined.LIST):
         return split
     if not may_run_unsplit(request):
         raise too_long(command)

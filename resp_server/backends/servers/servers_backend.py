@@ -18,7 +18,7 @@ from resp_server.backends.servers.state_sender import StateSender, send_to
 from resp_server.backends.servers.transaction_plan import TransactionPlanner
 from resp_server.backends.servers.watch import watch_states
 from resp_server.backends.stores.stores_backend import StoresBackend
-from resp_server.command.policy import Destination, Joined, Role
+from resp_server.command.policy import AnsweredBy, Joined, Role
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
@@ -101,7 +101,7 @@ class ServersBackend:
         return (
             not has_slot(command)
             and may_be_called(command)
-            and command.destination is Destination.LOCAL
+            and command.answered_by is AnsweredBy.LOCAL
             and not command.policy.is_internal
         )
 
@@ -141,15 +141,15 @@ class ServersBackend:
         self.check(context, command, request)
 
     def _check_queued(self, command: Command, request: Request) -> None:
-        destination = command.destination
-        is_known = destination in (Destination.LOCAL, Destination.STATES)
+        answered_by = command.answered_by
+        is_known = answered_by in (AnsweredBy.LOCAL, AnsweredBy.STATES)
         if not is_known or not command.policy.runs_in_transaction:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
         split = forwarded_split_of(command, request) if type(request) is LongRequest else None
         if split is not None and split.joined is Joined.FRAMES:
             raise too_long(command, CHUNK_ARGUMENTS)  # EXEC could not wait for its chunks
         may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
-        if destination is Destination.STATES and not (may_be_split and self.clusters.single is not None):
+        if answered_by is AnsweredBy.STATES and not (may_be_split and self.clusters.single is not None):
             split_by_slot(command, request, self.target_of)  # raises for keys of several slots
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
@@ -195,13 +195,13 @@ class ServersBackend:
             command.check_arity(request)
         except ReplyError:
             return False
-        destination = command.destination
+        answered_by = command.answered_by
         # The proxy can answer a request to an empty database.
-        if destination is Destination.LOCAL or not self.has_keys(session):
+        if answered_by is AnsweredBy.LOCAL or not self.has_keys(session):
             return False
         if not admission.may_leave(session, command, request):
             return False
-        if not self.sender.send(command, request, session, batch, destination):
+        if not self.sender.send(command, request, session, batch, answered_by):
             return False
         if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
             session.last_command = command.name

@@ -19,7 +19,7 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters, clash
 from resp_server.backends.servers.tracked_reads import tracked
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -73,19 +73,19 @@ class StateSender:
         request: Request,
         session: Session,
         batch: ReplyBatch,
-        destination: Destination = Destination.STATES,
+        answered_by: AnsweredBy = AnsweredBy.STATES,
     ) -> bool:
         """Add the pending reply to a request; False: the request is malformed, or needs no server."""
         protocol, is_suppressed = session.protocol, session.replies_suppressed
-        if destination is Destination.ALL_KEYS:
+        if answered_by is AnsweredBy.ALL_KEYS:
             if command.policy.role is Role.SCAN:
                 cursor(request[1])  # raises for an invalid cursor
             query = KeyspaceQuery(self._clusters, request, protocol, batch.seen, within(session.user))
             batch.answer(query.answer, is_suppressed)
             return True
-        if destination is Destination.ALL_JOBS:
+        if answered_by is AnsweredBy.ALL_JOBS:
             return self._query_jobs(command, request, session, batch)
-        if destination is Destination.ONE_JOB:
+        if answered_by is AnsweredBy.ONE_JOB:
             cluster = self._clusters_with(request[2].partition(b":")[0])[0]
             master = next(iter(cluster.slots.counts), None)
             if master is None:

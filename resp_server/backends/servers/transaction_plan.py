@@ -12,7 +12,7 @@ from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.stores.stores_backend import StoresBackend
-from resp_server.command.policy import Destination, Role
+from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.forwarding.answers import ReplyFuture
@@ -214,7 +214,7 @@ class TransactionPlanner:
 
     def _add(self, plan: TransactionPlan, session: Session, request: Request) -> Steps[ReplyPlaces]:
         command = self._commands.command(request)
-        if command.destination is not Destination.STATES or not self._commands.has_keys(session):
+        if command.answered_by is not AnsweredBy.STATES or not self._commands.has_keys(session):
             return None
         at = command.single_key_at
         if 0 < at < len(request):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.router import KEYS_AT_ONCE, Route, Router
+from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.router import KEYS_AT_ONCE, Router
 from resp_server.backends.routing.rules import parse_rules
 from resp_server.command.command_facts import facts_in
-from resp_server.command.policy import Destination
 from resp_server.command.spec import CommandSpec
 from resp_server.commands import command_table
 from resp_server.protocol.errors import GenericError, LoadingError
@@ -66,9 +66,9 @@ def destination(line: str, made: Router | None = None) -> Destination:
             for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE OWNERS", "ACL WHOAMI")
         ),
         *((line, Destination.LOCAL) for line in ("CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")),
-        *((line, Destination.ALL_JOBS) for line in ("INFO proxy", "INFO SPARKIS memory", "STATE JOBS", "STATE LAG")),
+        *((line, Destination.STATES) for line in ("INFO proxy", "INFO SPARKIS memory", "STATE JOBS", "STATE LAG")),
         *((line, Destination.STATES) for line in ("STATE LOCATE a", "STATE MGET a b", "STATE HISTORY a")),
-        ("STATE DESCRIBE job:speed", Destination.ONE_JOB),
+        ("STATE DESCRIBE job:speed", Destination.STATES),
         *((line, Destination.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
         ("SELECT 0", Destination.SELECT),
     ],

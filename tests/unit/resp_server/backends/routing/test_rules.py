@@ -11,7 +11,6 @@ from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, 
 from resp_server.backends.routing.rule_overlaps import overlaps
 from resp_server.backends.routing.rules import Owner, RulesError, parse_rules
 from resp_server.backends.routing.rules_file import FILE_BYTES_MAX, RulesFile
-from resp_server.command.policy import Destination
 
 
 def mistakes_of(text: str) -> list[str]:
@@ -165,8 +164,8 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
     assert made.forwarded_by_database == {
-        0: [ForwardedKeys(b"*", Destination.STATES)],
-        2: [ForwardedKeys(b"a:*", Destination.STATES)],
+        0: [ForwardedKeys(b"*", Owner.STATE)],
+        2: [ForwardedKeys(b"a:*", Owner.STATE)],
     }
 
 
@@ -174,9 +173,7 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
 def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
-    assert KeyMatcher((), [rule]).forwarded_by_database == {
-        0: [ForwardedKeys(b"a:*", Destination.UPSTREAM, is_cached=True)]
-    }
+    assert KeyMatcher((), [rule]).forwarded_by_database == {0: [ForwardedKeys(b"a:*", Owner.UPSTREAM, is_cached=True)]}
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.router import Route, Router
+from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.rules import RulesError, parse_rules
-from resp_server.command.policy import Destination
 from resp_server.commands import command_table
 from resp_server.protocol.errors import GenericError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from resp_server.command.ours import MOST_USED, ROWS
-from resp_server.command.policy import OF_SERVERS, Destination
+from resp_server.command.policy import OF_SERVERS, AnsweredBy
 from resp_server.command.table import Command
 from resp_server.commands import command_table
 
@@ -15,8 +15,6 @@ from resp_server.commands import command_table
 LOCAL_GROUPS = ("pubsub", "scripting")
 # The upstream answers these, or the proxy if there is none.
 OF_THE_UPSTREAM = ("command", "config", "lastsave", "lolwut", "memory", "module", "object", "role", "time")
-# The router finds these for each command; a row without a destination stands for them.
-FOUND_BY_THE_ROUTER = (Destination.UPSTREAM, Destination.BY_KEYS, Destination.DENIED)
 
 
 def without_keys() -> Iterator[Command]:
@@ -29,14 +27,10 @@ def without_keys() -> Iterator[Command]:
 
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
 def test_keyless_commands_have_a_known_answerer(command: Command) -> None:
-    declared = command.policy.destination
+    declared = command.policy.answered_by
     is_of_the_upstream = command.name.partition("|")[0] in OF_THE_UPSTREAM
     assert declared is not None or command.facts.group in LOCAL_GROUPS or is_of_the_upstream
-    assert command.destination is (declared if declared in OF_SERVERS else Destination.LOCAL)
-
-
-def test_no_row_has_a_destination_that_the_router_finds() -> None:
-    assert [name for name, policy in ROWS.items() if policy.destination in FOUND_BY_THE_ROUTER] == []
+    assert command.answered_by is (declared if declared in OF_SERVERS else AnsweredBy.LOCAL)
 
 
 def test_rows_are_those_of_commands() -> None:
