@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from enum import Enum, auto
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,9 +39,19 @@ from resp_server.session.session import Session
 if TYPE_CHECKING:
     from resp_server.native.fast_path import FastPath
 
-# Adds a request's reply to a batch; False: this process replies. It may wait for the client's next batch, in which the
+
+class Unsent(Enum):
+    """Why a backend sends no request to other processes, so that this process replies."""
+
+    TRANSACTION = auto()  # it is queued after MULTI, or is MULTI, EXEC, DISCARD, WATCH or UNWATCH
+    LOCAL = auto()  # its command is about this process
+    NO_KEYS = auto()  # the selected database is empty
+    REFUSED = auto()  # its form, or what the client may do: the reply is an error
+
+
+# Adds a request's reply to a batch, or returns why it does not. It may wait for the client's next batch, in which the
 # request is the first.
-Handling = Coroutine[None, ReplyBatch | None, bool]
+Handling = Coroutine[None, ReplyBatch | None, Unsent | None]
 
 
 class Backend(TransactionBackend, Protocol):
@@ -65,8 +76,8 @@ class Backend(TransactionBackend, Protocol):
     def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
         """Send a request that needs no checks but those of its form and its client; False: it needs others."""
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Add a request's reply to a batch; False: this process replies. batch.is_last: later requests have to wait."""
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+        """Add a request's reply to a batch, or return why not. batch.is_last: later requests have to wait."""
 
     def check(self, context: CommandContext, command: Command, request: Request) -> None:
         """Raise the error of a request that this backend can neither run nor queue, after the checks of `admission`."""
@@ -145,7 +156,8 @@ class BatchedPipeline:
                 try:
                     answering.send(begun)
                 except StopIteration as end:
-                    later = None if end.value else self._answer_here(context, request, batch)
+                    unsent = end.value
+                    later = None if unsent is None else self._answer_here(context, request, batch, unsent)
                 else:
                     self._waiting[session.id] = request, answering
                     answered -= 1
@@ -189,9 +201,11 @@ class BatchedPipeline:
                 session.transaction.is_aborted = True
         batch.refuse(index, error)
 
-    def _answer_here(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Sliced | None:
+    def _answer_here(
+        self, context: CommandContext, request: Request, batch: ReplyBatch, unsent: Unsent
+    ) -> Sliced | None:
         """Answer a request that the backend does not. Returns a reply in steps, which is sent after the batch."""
-        if self._transactions.answer(context, request, batch):
+        if unsent is Unsent.TRANSACTION and self._transactions.answer(context, request, batch):
             batch.is_last = True
             return None
         session, reply = context.session, self._own.reply_to(context, request)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -37,7 +37,7 @@ from resp_server.protocol.errors import ExecAbortError, ReplyError
 from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, Retry, Sliced
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import Session
-from resp_server.session.transaction import Transaction
+from resp_server.session.transaction import QUEUED
 from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ REQUESTS_PER_CALL = 32
 
 # The first words of an HTTP request, sent by a browser on behalf of a web page; closed without a reply, as in Redis.
 HTTP_WORDS = (b"post", b"host:")
-
-QUEUED = b"+QUEUED\r\n"
 
 
 class ImmediateBackend(Protocol):
@@ -287,7 +285,8 @@ class ImmediatePipeline:
             if transaction is not None and command.policy.is_queued:
                 if not may_run_unsplit(request):
                     raise too_long(command)
-                self._queue(transaction, command, request)
+                needs_state = "loading" not in command.facts.flags
+                transaction.queue(request, needs_state=needs_state, slots=self._slots_of(command, request))
                 return QUEUED
             if command.handler is None:
                 raise command.refusal()
@@ -297,15 +296,11 @@ class ImmediatePipeline:
             return begin_exec(context, command, request, transaction, started_ns, self.backend.answer_queued)
         return self.backend.answer(context, command, request, started_ns)
 
-    def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
-        """Queue a request for EXEC, unless EXEC will be refused anyway."""
-        if transaction.is_aborted:
-            return
-        transaction.add(request)
-        transaction.needs_state |= "loading" not in command.facts.flags
-        if self._server.cluster is not None and command.facts.key_specs:
-            for key, _ in keys_of(command.facts, request) or ():
-                transaction.slots[slot_of(key)] = None
+    def _slots_of(self, command: Command, request: Request) -> Iterable[int]:
+        """Return the slots of a request's keys at a node of a cluster; elsewhere none is needed."""
+        if self._server.cluster is None or not command.facts.key_specs:
+            return ()
+        return [slot_of(key) for key, _ in keys_of(command.facts, request) or ()]
 
     def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
         if context.session.transaction is not None:

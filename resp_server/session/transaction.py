@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -19,6 +19,9 @@ WATCHED_BYTES_MAX = 16 << 20
 # The beginning of a record's digest, which other digests do not have.
 OF_RECORD = "record:"
 RECORD_DIGEST_BYTES = 16
+
+# The reply to a request that is queued.
+QUEUED = b"+QUEUED\r\n"
 
 
 class Transaction:
@@ -39,8 +42,15 @@ class Transaction:
         self.db: int | None = None
         self.slots: dict[int, None] = {}
 
-    def add(self, request: Request) -> None:
-        """Queue a request; GenericError if too much is queued."""
+    def queue(self, request: Request, *, needs_state: bool = False, slots: Iterable[int] = ()) -> None:
+        """Queue a request, unless EXEC will be refused anyway; GenericError if too much is queued.
+
+        Args:
+            needs_state: It cannot run while jobs are loading.
+            slots: Those of its keys, at a node of a cluster.
+        """
+        if self.is_aborted:
+            return
         if type(request) is LongRequest:
             size_bytes = request.size_bytes
         else:
@@ -52,6 +62,8 @@ class Transaction:
             )
         self.requests.append(request)
         self.size_bytes += size_bytes
+        self.needs_state |= needs_state
+        self.slots.update(dict.fromkeys(slots))
 
     @property
     def room(self) -> tuple[int, int]:
@@ -59,7 +71,7 @@ class Transaction:
         return QUEUED_REQUESTS_MAX - len(self.requests), QUEUED_BYTES_MAX - self.size_bytes
 
     def extend(self, requests: Sequence[Request], size_bytes: int, *, needs_state: bool) -> None:
-        """Queue requests for which there is room."""
+        """Queue requests for which there is room: those that the compiled core and the forwarder have cut."""
         self.requests += requests
         self.size_bytes += size_bytes
         self.needs_state |= needs_state

@@ -44,6 +44,7 @@ from resp_server.command.table import Command
 from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
+from resp_server.pipeline.batched import Unsent
 from resp_server.pipeline.called import IsOwn
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
@@ -211,15 +212,15 @@ class OverlayBackend:
         """Return False: each key's owner must be found."""
         return False
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Answer a request by the backends that have its keys; ReplyError if none may answer it."""
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+        """Answer a request by the backends that have its keys, or return why not; ReplyError if none may answer it."""
         session = context.session
         if self._has_client_logins and session.transaction is None and not is_long(request):
             login = login_in(request)
             if login is not None:
                 self._clients.log_in(context, login, batch)
                 batch.is_last = True
-                return True
+                return None
         if not session.is_authenticated:  # the error is a server's: it does not reveal the owner of a key
             return await self._servers.answer(context, request, batch)
         found, batch = await self._found_route(context, request, batch)
@@ -239,7 +240,7 @@ class OverlayBackend:
             is_answered = is_history and self._answer_history(context, found.routed, request, batch)
         else:
             is_answered = self._answer_beyond_states(context, found, request, batch)
-        return is_answered or await self._servers.answer(context, request, batch)
+        return None if is_answered else await self._servers.answer(context, request, batch)
 
     async def _found_route(
         self, context: CommandContext, request: Request, batch: ReplyBatch

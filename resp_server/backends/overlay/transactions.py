@@ -21,13 +21,12 @@ from resp_server.command.table import Command, CommandTable
 from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext
-from resp_server.pipeline.immediate import QUEUED
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, wrong_arity
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import Session
-from resp_server.session.transaction import Transaction
+from resp_server.session.transaction import QUEUED, Transaction
 
 # Requests that states answer, or may answer, together with the upstream or under other names.
 PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED)
@@ -56,8 +55,7 @@ class OverlayTransactions:
         if route.destination is Destination.SELECT and self._dedicated.listens(session):
             raise GenericError(NOT_BY_SUBSCRIBERS)
         session.last_command = routed.name
-        if not transaction.is_aborted:
-            transaction.add(request)
+        transaction.queue(request)
         if route.destination is Destination.SELECT:
             transaction.db = self._queued_database(request[1], session)
         batch.add(b"" if session.replies_suppressed else QUEUED)

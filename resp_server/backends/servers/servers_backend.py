@@ -24,6 +24,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
+from resp_server.pipeline.batched import Unsent
 from resp_server.pipeline.called import Caller, IsOwn, has_slot, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
@@ -176,39 +177,40 @@ class ServersBackend:
         send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session.protocol, batch)
         return True
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Forward a request; False: the proxy replies. batch.is_last: later requests have to wait for its reply."""
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+        """Forward a request, or return why not. batch.is_last: later requests have to wait for its reply."""
         if type(request) is LongRequest and self.long.answer(context, request, batch):
             batch.is_last = True
-            return True
+            return None
         route = self._routes.of(request[0])
         if route is not None:
             is_queued = context.session.transaction is not None
             if is_queued or route.command.facts.group == TRANSACTIONS:
-                return False
+                return Unsent.TRANSACTION
         return self._forward(context, request, batch)
 
-    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
+    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
         session = context.session
         try:
             command = self._table.find(request)
             command.check_arity(request)
         except ReplyError:
-            return False
+            return Unsent.REFUSED
         answered_by = command.answered_by
-        # The proxy can answer a request to an empty database.
-        if answered_by is AnsweredBy.LOCAL or not self.has_keys(session):
-            return False
-        if not admission.may_leave(session, command, request):
-            return False
-        if not self.sender.send(command, request, session, batch, answered_by):
-            return False
+        if answered_by is AnsweredBy.LOCAL:
+            return Unsent.LOCAL
+        if not self.has_keys(session):
+            return Unsent.NO_KEYS
+        is_sent = admission.may_leave(session, command, request)
+        is_sent = is_sent and self.sender.send(command, request, session, batch, answered_by)
+        if not is_sent:
+            return Unsent.REFUSED
         if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
             session.last_command = command.name
             self._server.stats.command_stats(command.name).calls += 1
         else:
             count_forwarded(context, command, request)
-        return True
+        return None
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
