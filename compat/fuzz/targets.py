@@ -177,7 +177,7 @@ class ProxyTarget(Target):
             connection=ProxyConnection,
         )
         self._restrict(proxy)
-        proxy.context.state_servers = clusters.info_fields
+        proxy.context.proxy.info_fields = clusters.info_fields
         self._relay = connect_pubsub(clusters, proxy.context)
         clusters.start()
         for cluster, node_topology in zip(many, topologies, strict=False):

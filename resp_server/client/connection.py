@@ -451,7 +451,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._next_turn = None
         server, session = self._server_context, self.session
         session.is_paused = False  # first: where this turn ends the pause, each paused client gets another turn
-        if self._transport.is_closing() or (server.pause.until_ms and self._wait_for_unpause()):
+        if self._transport.is_closing() or (server.observation.pause.until_ms and self._wait_for_unpause()):
             return
         now_ns = perf_counter_ns()
         if now_ns >= self._turn_scheduler.fresh_until_ns:
@@ -480,16 +480,17 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _advance_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
         has_work, ends_ns = True, self._turn_ends_ns
-        is_paused = self._server_context.pause.delays_all
+        is_paused = self._server_context.observation.pause.delays_all
         while has_work and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_work = self._advance(out)
-            is_paused = self._server_context.pause.delays_all
+            is_paused = self._server_context.observation.pause.delays_all
         return has_work
 
     def _wait_for_unpause(self) -> bool:
         """Wait while CLIENT PAUSE delays all requests, unless a reply is unfinished; return whether it waits."""
-        left_ms = self._server_context.pause.remaining_ms()
-        self.session.is_paused = left_ms > 0 and self._server_context.pause.delays_all and self.reply.allows_pause
+        pause = self._server_context.observation.pause
+        left_ms = pause.remaining_ms()
+        self.session.is_paused = left_ms > 0 and pause.delays_all and self.reply.allows_pause
         if self.session.is_paused:
             self.is_idle = False
             self.input.set_reading(False)

@@ -324,7 +324,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
 @worker_query("pause clients")
 def pause_clients(server: ServerContext, pause: Mapping[str, Any]) -> None:
     """Pause all clients of this process, or their writes only, until a time."""
-    server.pause.begin(pause["until_ms"], is_for_writes=pause["is_for_writes"])
+    server.observation.pause.begin(pause["until_ms"], is_for_writes=pause["is_for_writes"])
 
 
 @command("client|unpause")
@@ -336,7 +336,7 @@ def client_unpause(context: CommandContext) -> Reply:
 @worker_query("unpause clients")
 def unpause_clients(server: ServerContext, nothing: None) -> None:
     """Resume all clients of this process."""
-    server.pause.end()
+    server.observation.pause.end()
 
 
 @command("client|unblock")

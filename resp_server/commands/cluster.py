@@ -23,7 +23,7 @@ KEYS_AT_ONCE = (4, 128)
 
 def _node_view(context: CommandContext) -> NodeView:
     """Return this node's view of the cluster; GenericError outside a cluster, before arguments are checked."""
-    if context.server.is_single_node:
+    if context.server.proxy.is_single_node:
         return single_node(context.session.local_address)
     if context.server.cluster is None:
         raise cluster_disabled()
@@ -164,7 +164,7 @@ def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) ->
 
 def _keys_are_here(context: CommandContext) -> None:
     _node_view(context)
-    if context.server.is_single_node:
+    if context.server.proxy.is_single_node:
         raise GenericError("the keys of a slot are at the upstream; ask its nodes")
 
 

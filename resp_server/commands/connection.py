@@ -125,8 +125,8 @@ def hello(context: CommandContext, *arguments: bytes) -> Reply:
 
 def _hello_texts(server: ServerContext, protocol: int, mode: bytes, role: bytes) -> tuple[bytes, bytes]:
     """Return the reply to HELLO before and after the client's id. It is encoded once, until its other fields change."""
-    fields, cached = server.hello_texts.get((protocol, mode, role), (None, (b"", b"")))
-    if fields is server.hello_fields:
+    fields, cached = server.reply_cache.hello.get((protocol, mode, role), (None, (b"", b"")))
+    if fields is server.proxy.hello_fields:
         return cached
     reply: Reply = {
         b"server": b"redis",
@@ -136,12 +136,12 @@ def _hello_texts(server: ServerContext, protocol: int, mode: bytes, role: bytes)
         b"mode": mode,
         b"role": role,
         b"modules": [],
-        **server.hello_fields,
+        **server.proxy.hello_fields,
         b"sparkis_version": OWN_VERSION,  # clients look fields up by name, and ignore others
     }
     before, id_name, after = encode(reply, protocol).partition(b"\r\n$2\r\nid\r\n")
     texts = before + id_name, after.removeprefix(b":0\r\n")
-    server.hello_texts[protocol, mode, role] = server.hello_fields, texts
+    server.reply_cache.hello[protocol, mode, role] = server.proxy.hello_fields, texts
     return texts
 
 

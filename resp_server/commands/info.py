@@ -43,7 +43,7 @@ DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 def info(context: CommandContext, *names: bytes) -> Reply:
     """Returns information and statistics about the server."""
     requested = _requested_sections([name.decode("utf-8", "replace").lower() for name in names])
-    requested -= STATE_SECTIONS if context.server.state_servers is not None else {PROXY}
+    requested -= STATE_SECTIONS if context.server.proxy.info_fields is not None else {PROXY}
 
     def merge(responses: Sequence[Mapping[str, Any]]) -> Reply:
         total = ProcessStats.total(map(ProcessStats.from_json, responses))
@@ -519,7 +519,7 @@ def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
 
 def _proxy(context: CommandContext, total: ProcessStats) -> Section:
     """Return a proxy's statistics about its servers. Keys and jobs are in the servers' own INFO."""
-    return {} if context.server.state_servers is None else context.server.state_servers()
+    return {} if context.server.proxy.info_fields is None else context.server.proxy.info_fields()
 
 
 PROXY = "proxy"

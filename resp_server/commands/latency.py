@@ -46,13 +46,13 @@ ADVICE = {
 @worker_query("latency events")
 def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's latency events."""
-    return server.slow_requests.latency.to_json()
+    return server.observation.slow_requests.latency.to_json()
 
 
 @worker_query("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Remove events of this process, all if `names` is empty; return the names of those removed."""
-    latency = server.slow_requests.latency
+    latency = server.observation.slow_requests.latency
     removed = [name for name in names or latency.by_name if name in latency.by_name]
     latency.reset(removed)
     return removed
@@ -62,7 +62,7 @@ def _of_events(context: CommandContext, make: Callable[[LatencyEvents], Reply]) 
     """Return a reply about the events of all processes."""
     server = context.server
     if server.workers is None:
-        return make(server.slow_requests.latency)
+        return make(server.observation.slow_requests.latency)
     return server.gather(latency_events, None, lambda responses: make(LatencyEvents.merged(responses)))
 
 
@@ -90,7 +90,7 @@ def latency_history(context: CommandContext, event: bytes) -> Reply:
 @command("latency|reset")
 def latency_reset(context: CommandContext, *events: bytes) -> Reply:
     """Resets the latency data for one or more events."""
-    latency = context.server.slow_requests.latency
+    latency = context.server.observation.slow_requests.latency
     if context.server.workers is None and not latency.by_name:
         return 0
     names = [event.decode("latin-1") for event in events]
@@ -104,7 +104,7 @@ def latency_reset(context: CommandContext, *events: bytes) -> Reply:
 @command("latency|graph")
 def latency_graph(context: CommandContext, event: bytes) -> Reply:
     """Returns a latency graph for an event."""
-    if context.server.workers is None and not context.server.slow_requests.latency.by_name:
+    if context.server.workers is None and not context.server.observation.slow_requests.latency.by_name:
         raise _no_samples(event)
 
     def make(events: LatencyEvents) -> Reply:

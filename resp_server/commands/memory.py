@@ -54,10 +54,10 @@ def _made_once(context: CommandContext, name: str, make: Callable[[], Reply]) ->
     if server.workers is not None:
         return make()
     key = server.view, server.view.renewals, protocol, context.user
-    made_for, reply = server.made_replies.get(name, (None, Frames(b"")))
+    made_for, reply = server.reply_cache.by_command.get(name, (None, Frames(b"")))
     if made_for != key:
         reply = Frames(encode(make(), protocol))
-        server.made_replies[name] = key, reply
+        server.reply_cache.by_command[name] = key, reply
     return reply
 
 

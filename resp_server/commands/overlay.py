@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from resp_server.command.handler import OneOrMore, command
 from resp_server.command.spec import argument, own_facts
-from resp_server.pipeline.context import CommandContext, OverlayControl
+from resp_server.pipeline.context import CommandContext
+from resp_server.pipeline.proxy_context import OverlayControl
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Reply
 
@@ -58,7 +59,7 @@ def state_shadow(context: CommandContext) -> Reply:
 
 
 def _control(context: CommandContext) -> OverlayControl:
-    control = context.server.overlay_control
+    control = context.server.proxy.overlay_control
     if control is None:
         raise GenericError("this is no proxy with an upstream; only such a proxy has owners of keys")
     return control

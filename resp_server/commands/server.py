@@ -80,32 +80,32 @@ def monitor(context: CommandContext) -> Reply:
     """Listens for all requests received by the server in real-time."""
     if isinstance(context, PinnedContext):
         raise GenericError("MONITOR isn't allowed for DENY BLOCKING client")
-    context.server.monitors.add(context.session)
+    context.server.observation.monitors.add(context.session)
     if context.server.workers is None:
         return OK
     pending = Pending(GATHER_S_MAX, lambda: OK)
-    context.server.monitors.announce(lambda: pending.resolve(lambda: OK))
+    context.server.observation.monitors.announce(lambda: pending.resolve(lambda: OK))
     return pending
 
 
 @worker_query(ANNOUNCE_MONITORS)
 def set_remote_monitors(server: ServerContext, nothing: None) -> None:
     """Forward this process's requests to monitors at other processes from now on."""
-    server.monitors.set_remote(True)
+    server.observation.monitors.set_remote(True)
 
 
 @worker_query(RELAY_LINES)
 def relay_lines(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
-    server.monitors.take([MonitorLine.from_json(each) for each in lines])
-    return len(server.monitors)
+    server.observation.monitors.take([MonitorLine.from_json(each) for each in lines])
+    return len(server.observation.monitors)
 
 
 @worker_query(CUT_MONITORS)
 def cut_monitors(server: ServerContext, nothing: None) -> int:
     """Disconnect the monitors here, because another process could not forward all requests."""
-    server.monitors.cut()
-    return len(server.monitors)
+    server.observation.monitors.cut()
+    return len(server.observation.monitors)
 
 
 @command("module|list")

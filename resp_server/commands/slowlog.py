@@ -28,7 +28,7 @@ def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
     entries_max = context.server.config.slowlog_max_len
     count_max = entries_max if requested < 0 else min(requested, entries_max)
     if context.server.workers is None:
-        return _rows(context.server.slow_requests.log.newest(count_max))
+        return _rows(context.server.observation.slow_requests.log.newest(count_max))
 
     def merge(responses: Sequence[list[list[Any]]]) -> Reply:
         found = [SlowRequest.from_json(each) for response in responses for each in response]
@@ -57,7 +57,7 @@ def _row(entry: SlowRequest) -> Reply:
 @worker_query("slow requests")
 def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
     """Return this process's newest slow requests."""
-    return [each.to_json() for each in server.slow_requests.log.newest(count)]
+    return [each.to_json() for each in server.observation.slow_requests.log.newest(count)]
 
 
 @command("slowlog|len")
@@ -70,7 +70,7 @@ def slowlog_len(context: CommandContext) -> Reply:
 @worker_query("slow count")
 def slow_count(server: ServerContext, nothing: None) -> int:
     """Return the number of this process's slow requests."""
-    return len(server.slow_requests.log)
+    return len(server.observation.slow_requests.log)
 
 
 @command("slowlog|reset")
@@ -82,7 +82,7 @@ def slowlog_reset(context: CommandContext) -> Reply:
 @worker_query("clear slow requests")
 def clear_slow_requests(server: ServerContext, nothing: None) -> None:
     """Remove this process's slow requests."""
-    server.slow_requests.log.clear()
+    server.observation.slow_requests.log.clear()
 
 
 @command("slowlog|help")

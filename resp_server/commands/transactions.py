@@ -80,7 +80,7 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
     name = job.decode("utf-8", "surrogateescape")
     reached = context.server.view.term_epochs().get(name)
     if reached is None or reached < (term, epoch):
-        context.server.on_awaited_epoch(name, epoch, term)
+        context.server.epochs.on_awaited(name, epoch, term)
     return OK
 
 
@@ -99,12 +99,12 @@ def state_hold(context: CommandContext, name: bytes, *arguments: bytes) -> Reply
     check_reads_all_keys(context)
     job = name.decode("utf-8", "surrogateescape")
     if not arguments:
-        context.server.held_jobs.release(job)
+        context.server.epochs.held.release(job)
         return OK
     if len(arguments) != 2:
         raise syntax_error()
-    if not context.server.held_jobs.hold(job, (integer(arguments[0]), integer(arguments[1]))):
-        raise context.server.no_epoch()
+    if not context.server.epochs.held.hold(job, (integer(arguments[0]), integer(arguments[1]))):
+        raise context.server.epochs.no_epoch()
     return OK
 
 

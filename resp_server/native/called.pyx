@@ -191,7 +191,7 @@ cdef class CommandCalls:
             self.put_error(out, error)
         now_ns = monotonic_ns()
         elapsed_ns = now_ns - started_ns
-        if session.can_call and self.incomplete is None and (elapsed_ns < ONE_BY_ONE_NS or elapsed_ns < self.server.slow_ns):
+        if session.can_call and self.incomplete is None and (elapsed_ns < ONE_BY_ONE_NS or elapsed_ns < self.server.observation.slow_ns):
             if not called.counts.calls:
                 self.counted.append(called)
             count_calls(&called.counts, 1, elapsed_ns)

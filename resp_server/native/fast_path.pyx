@@ -124,7 +124,7 @@ cdef class FastPath:
         """Read what all requests depend on; False while the server is loading."""
         server = self.server
         self.last_user = self.last_rules = None
-        self.slow_ns = server.slow_ns
+        self.slow_ns = server.observation.slow_ns
         if server.is_loading:
             return False
         self.core.use_view(server.view, server.cluster is not None)

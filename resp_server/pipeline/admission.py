@@ -101,7 +101,7 @@ def delayed_by_pause(
 
     As in Redis, these are writes, PUBLISH and scripts, also those that are queued, and an EXEC of such commands.
     """
-    remaining_ms = server.pause.remaining_ms()
+    remaining_ms = server.observation.pause.remaining_ms()
     if not remaining_ms or not session.is_authenticated:
         return None
     is_exec = session.transaction is not None and server.table.role_of(request) is Role.EXEC

@@ -113,7 +113,7 @@ class BatchedPipeline:
         self.compiled: FastPath | None = None  # there are no stores
         self.poll: Callable[[Any], None] = backend.poll
         self.stop: Callable[[], None] = backend.stop
-        server.leave_upstream = self._leave
+        server.proxy.leave = self._leave
 
     def _check(self, context: CommandContext, command: Command, request: Request) -> None:
         check(context, command, request)
@@ -132,7 +132,7 @@ class BatchedPipeline:
         requests_max: int = sys.maxsize,
     ) -> IncompleteReply | None:
         """Answer requests in order; see `Pipeline`."""
-        session, backend = context.session, self.backend
+        session, backend, pause = context.session, self.backend, self._server.observation.pause
         batch = backend.new_batch(session)
         answered, later, delayed, protocol = 0, None, None, session.protocol
         for request in requests[:requests_max]:
@@ -166,7 +166,7 @@ class BatchedPipeline:
                 self._reply_error(session, request, batch, index, error)
             end_caching(session, self._table, request)
             must_wait = batch.is_last or (backend.orders_by_protocol and session.protocol != protocol)
-            is_over = must_wait or session.is_closing or self._server.pause.delays_all or perf_counter_ns() >= ends_ns
+            is_over = must_wait or session.is_closing or pause.delays_all or perf_counter_ns() >= ends_ns
             if later is not None or is_over:
                 break
         session.calls += answered
@@ -176,7 +176,7 @@ class BatchedPipeline:
 
     def _delayed(self, session: Session, request: Request) -> Retry | None:
         backend, delayed = self.backend, None
-        if self._server.pause.until_ms:
+        if self._server.observation.pause.until_ms:
             delayed = delayed_by_pause(self._server, session, request, backend.may_replicate)
         return delayed or backend.delayed(session, request)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,21 +17,21 @@ from resp_server.command.handler import WorkerQuery
 from resp_server.command.table import CommandTable
 from resp_server.metrics.process_stats import Memory, memory_now
 from resp_server.metrics.stats import Stats
-from resp_server.pipeline.client_pause import ClientPause
-from resp_server.pipeline.held_jobs import HeldJobs
 from resp_server.pipeline.histories import Histories
 from resp_server.pipeline.loading_waits import LoadingWaits
-from resp_server.pipeline.slow_requests import SlowRequests
-from resp_server.protocol.errors import GenericError, NoEpochError, internal_error
-from resp_server.protocol.replies import OK, Frames, Pending, Reply
+from resp_server.pipeline.observation import Observation
+from resp_server.pipeline.proxy_context import ProxyContext
+from resp_server.pipeline.reply_cache import ReplyCache
+from resp_server.pipeline.shared_epochs import SharedEpochs
+from resp_server.protocol.errors import GenericError, internal_error
+from resp_server.protocol.replies import OK, Pending, Reply
 from resp_server.push.clients import Clients, OtherWorkers
 from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
-from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epoch_words, epochs_text
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epoch_words
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -42,7 +41,6 @@ from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
 from state_backend.store.keyspace import UNREADABLE, Keyspace, KeyspaceView, OnChange
-from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
 
@@ -53,11 +51,6 @@ ALL_NAMES: Set[bytes] = frozenset()
 # A command's longest wait for the other processes of its server. The master's own timeout is shorter, so this one is
 # reached only if the master hangs.
 GATHER_S_MAX = 2.0
-
-# The fast path times a buffer of requests as a whole. With a lower threshold than this, a buffer may exceed the
-# threshold although no request does. So requests are timed one by one (guess: a buffer of 16 KiB takes at most half a
-# millisecond).
-ONE_BY_ONE_US = 1_000
 
 
 @dataclass
@@ -76,34 +69,6 @@ class ProcessInfo:
     memory_at_start: Memory | None = field(default_factory=memory_now)
 
 
-class OverlayControl(ABC):
-    """Shows and changes the owners of keys at a proxy with an upstream; ReplyError if that is not possible."""
-
-    @abstractmethod
-    def owners(self) -> Reply:
-        """Return the jobs with their key formats."""
-
-    @abstractmethod
-    def owner(self, keys: Sequence[bytes], database: int) -> Reply:
-        """Return the owner of each key."""
-
-    @abstractmethod
-    def confirm(self, job: bytes) -> Reply:
-        """Give a job's keys to its states."""
-
-    @abstractmethod
-    def release(self, job: bytes) -> Reply:
-        """Give a job's keys to the upstream."""
-
-    @abstractmethod
-    def reload(self) -> Reply:
-        """Read the rules file again."""
-
-    @abstractmethod
-    def shadow(self) -> Reply:
-        """Return what comparisons of the upstream with the states have found."""
-
-
 @dataclass
 class ServerContext:
     """The server's state that commands and connections use. Only for the event loop's thread."""
@@ -120,22 +85,8 @@ class ServerContext:
     cluster: NodeView | None = None
     clients: Clients = field(default_factory=Clients)
     workers: OtherWorkers | None = None  # None: this is the only process that serves the port
-    # The state of the servers behind a proxy, for INFO; None: this is no proxy.
-    state_servers: Callable[[], Mapping[str, object]] | None = None
-    # The owners of keys at a proxy with an upstream; None: this is no such proxy.
-    overlay_control: OverlayControl | None = None
-    # Fields of the upstream's reply to HELLO.
-    hello_fields: Mapping[bytes, Reply] = field(default_factory=dict)
-    # Encoded replies by a command's name, with what they were made for (see `commands.memory`).
-    made_replies: dict[str, tuple[tuple[object, ...], Frames]] = field(default_factory=dict)
-    # Encoded parts of the reply to HELLO, with the fields they were made of (see `commands.connection`).
-    hello_texts: dict[tuple[int, bytes, bytes], tuple[Mapping[bytes, Reply], tuple[bytes, bytes]]] = field(
-        default_factory=dict
-    )
-    # CLUSTER describes this process as the only node.
-    is_single_node: bool = False
-    # Closes a client's own connection to the upstream.
-    leave_upstream: Callable[[Session], None] | None = None
+    proxy: ProxyContext = field(default_factory=ProxyContext)
+    reply_cache: ReplyCache = field(default_factory=ReplyCache)
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
@@ -144,39 +95,30 @@ class ServerContext:
         config = self.config
         self.users = Users(self.table, config.password, config.aclfile, config.rate_limits, config.server_password)
         self.tracking = TrackingTable(self.config.tracking_table_max_keys)
-        self.pinned_epochs = PinnedEpochs(self.keyspace)
-        self.held_jobs = HeldJobs(self.keyspace, self.pinned_epochs, lambda: self.clock(), lambda: self.view)
+        self.epochs = SharedEpochs(self.keyspace, lambda: self.clock(), lambda: self.view)
         self.view = self._own_view(self.process.started_ms)
         self.empty_view = Keyspace().view(self.process.started_ms)
-        self.slow_requests = SlowRequests(lambda: self.config, lambda: self.clock())
-        self.monitors = Monitors(
-            self.clients, lambda: self.workers, lambda: self.clock(), self.update_observation, self.attempt
+        self.observation = Observation(
+            lambda: self.config, lambda: self.clock(), self.clients, lambda: self.workers, self.sessions, self.attempt
         )
-        self.pause = ClientPause(lambda: self.clock(), self.update_observation, lambda: self.clients.resume())
         self.loading_waits = LoadingWaits(self.keyspace, self.sessions, lambda: self.is_loading)
         self.histories = Histories()
-        self._was_observed = False  # as a new session is
-        self.update_observation()
-        self.cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
-        self.message_bus = MessageBus(self.clients, lambda: self.workers, self.cluster_bus)
+        cluster_bus = ClusterBus(lambda: self.config, lambda: self.cluster)
+        self.message_bus = MessageBus(self.clients, lambda: self.workers, cluster_bus)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
-        # Called with a job, an epoch and its term, for which a request at a proxy waits (see STATE NOTICE).
-        self.on_awaited_epoch: Callable[[str, int, int], None] = lambda job, epoch, term: None
 
     def _on_epoch(self, job: str) -> None:
-        self.pinned_epochs.update(job, self.clock())
-        self.change_counter += self.held_jobs.note(job)
+        self.epochs.pinned.update(job, self.clock())
+        self.change_counter += self.epochs.held.note(job)
         if self.view.routes_version != self.keyspace.version:
             self.renew()  # an old view keeps the files of removed stores open, and the next request may come late
         self.notifications.poll_soon()
 
     def keep_epochs(self, now_ms: int, *, is_followed: bool) -> None:
-        """Pin epochs while a proxy may need one that other owners of slots have, too; else release unused ones."""
-        if is_followed and self.cluster is not None and self.cluster.slots != ALL:
-            self.pinned_epochs.keep(now_ms)
-        else:
-            self.pinned_epochs.release_unused(now_ms)
+        """Pin the epochs that a proxy may need while it follows this server as one of several; else release them."""
+        has_other_owners = self.cluster is not None and self.cluster.slots != ALL
+        self.epochs.keep(now_ms, is_needed=is_followed and has_other_owners)
 
     def become_node(self, node: NodeView) -> None:
         """Become this node of a cluster, from the next input buffer on."""
@@ -196,31 +138,13 @@ class ServerContext:
             self.apply_user_changes()
         if "loglevel" in changes:
             log_lines.set_levels(changes["loglevel"])
-        self.slow_requests.configure()
         self.notifications.configure()
         self.tracking.limit(self.config.tracking_table_max_keys)
-        self.update_observation()
+        self.observation.configure()
 
     def reset_statistics(self) -> None:
         """Set all counters to zero."""
         self.stats.reset()
-
-    # -- requests that are handled one by one -------------------------------------------------------------------------
-
-    @property
-    def is_observed(self) -> bool:
-        """Return whether requests are monitored, timed or paused individually; then the fast path is off."""
-        is_measured = 0 <= self.config.slowlog_log_slower_than < ONE_BY_ONE_US
-        return is_measured or bool(self.monitors) or self.pause.until_ms > 0
-
-    def update_observation(self) -> None:
-        """Apply `is_observed` to all sessions, and the threshold of slow requests."""
-        self.slow_ns = self.slow_requests.threshold_ns
-        is_observed = self.is_observed
-        if is_observed is not self._was_observed:
-            self._was_observed = is_observed
-            for session in self.sessions.values():
-                session.set_observed(is_observed)
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of a keyspace; in a cluster, of this node's slots."""
@@ -228,7 +152,7 @@ class ServerContext:
             view = keyspace.view(now_ms, on_change)
         else:
             view = SlotView(keyspace, self.cluster.slots, now_ms, on_change)
-        self.held_jobs.hold_in(view, keyspace.jobs)
+        self.epochs.held.hold_in(view, keyspace.jobs)
         return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
@@ -280,7 +204,7 @@ class ServerContext:
     def _told(self) -> Told:
         """Return what following connections have to know by now."""
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
-        return Told(self.view.term_epochs(), version, self.view.logs, self.held_jobs.stalled_epochs())
+        return Told(self.view.term_epochs(), version, self.view.logs, self.epochs.held.stalled_epochs())
 
     def epochs_now(self) -> tuple[Callable[[int], ReadPoint], Sequence[bytes]]:
         """Return what makes a read point of the view's epochs, for a clock reading, and STATE AT's arguments."""
@@ -305,10 +229,11 @@ class ServerContext:
 
     def leave(self, session: Session) -> None:
         """End all pushes to a session: it disconnected, or sent RESET."""
-        for leave in (self.message_bus.leave, self.monitors.remove, self._end_epoch_feed, self._end_tracking):
+        stop_monitoring = self.observation.monitors.remove
+        for leave in (self.message_bus.leave, stop_monitoring, self._end_epoch_feed, self._end_tracking):
             self.attempt(leave, session)
-        if self.leave_upstream is not None:
-            self.attempt(self.leave_upstream, session)
+        if self.proxy.leave is not None:
+            self.attempt(self.proxy.leave, session)
 
     def _end_tracking(self, session: Session) -> None:
         if session.tracking_state is not None:
@@ -343,17 +268,12 @@ class ServerContext:
 
     def pin_at(self, read_point: ReadPoint) -> KeyspaceView:
         """Open a view of all jobs at given epochs and a given clock reading; NoEpochError if one is not pinned."""
-        snapshots = self.pinned_epochs.snapshots_at(read_point.epochs, read_point.clock_ms, self.clock())
+        snapshots = self.epochs.pinned.snapshots_at(read_point.epochs, read_point.clock_ms, self.clock())
         if snapshots is None:
-            raise self.no_epoch()
+            raise self.epochs.no_epoch()
         view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), read_point.clock_ms)
         view.pin_to(snapshots)
         return view
-
-    def no_epoch(self) -> NoEpochError:
-        """Return the error for an epoch that is not pinned; it names those that are."""
-        pinned = self.pinned_epochs.epochs()
-        return NoEpochError(" ".join(f"{job} {epochs_text(epochs).decode()}" for job, epochs in sorted(pinned.items())))
 
     def gather(self, query: WorkerQuery, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
         """Query all processes that serve this port, and merge their responses, this process's first, into a reply.
@@ -427,7 +347,7 @@ class ServerContext:
     def close(self) -> None:
         """Close all snapshots."""
         self.notifications.close()
-        self.pinned_epochs.close()
+        self.epochs.close()
         self.view.close()
 
 

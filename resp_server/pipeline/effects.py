@@ -34,7 +34,7 @@ def record(
         reply.on_finished = lambda more_ns: record(context, command, command_stats, request, b"", nanoseconds + more_ns)
         return
     if session.is_observed:
-        server.monitors.record(session, command, request)
+        server.observation.monitors.record(session, command, request)
     record_time(context, command, command_stats, request, nanoseconds)
 
 
@@ -44,8 +44,8 @@ def record_time(
     """Record how long a request took."""
     command_stats.nanoseconds += nanoseconds
     command_stats.took[nanoseconds.bit_length()] += 1
-    if nanoseconds >= context.server.slow_ns:
-        context.server.slow_requests.record(context.session, command, request, nanoseconds)
+    if nanoseconds >= context.server.observation.slow_ns:
+        context.server.observation.slow_requests.record(context.session, command, request, nanoseconds)
 
 
 def count_forwarded(context: CommandContext, command: Command, request: Request) -> None:
@@ -54,7 +54,7 @@ def count_forwarded(context: CommandContext, command: Command, request: Request)
     session.last_command = command.name
     server.stats.command_stats(command.name).calls += 1
     if session.is_observed:
-        server.monitors.record(session, command, request)
+        server.observation.monitors.record(session, command, request)
 
 
 def end_caching(session: Session, table: CommandTable, request: Request) -> None:

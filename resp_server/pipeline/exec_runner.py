@@ -56,7 +56,7 @@ def begin_exec(
     try:
         record_time(context, command, command_stats, request, perf_counter_ns() - started_ns)
         if isinstance(reply, bytes) and session.is_observed:  # others are recorded after the queued commands
-            server.monitors.record(session, command, request)
+            server.observation.monitors.record(session, command, request)
         if tracking_state is not None:
             push_invalidations(context, tracking_state)
             if not isinstance(reply, bytes):
@@ -152,7 +152,7 @@ class ExecRunner:
         self._context.pinned.close()
         session.end_transaction()
         if session.is_observed:
-            self._context.server.monitors.record(session, self._command, self._request)
+            self._context.server.observation.monitors.record(session, self._command, self._request)
         if session.tracking_state is not None:
             session.tracking_state.is_caching_set = False
 

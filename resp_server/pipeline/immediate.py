@@ -204,9 +204,9 @@ class ImmediatePipeline:
                 command_stats.calls += 1
                 record(context, command, command_stats, batch[0], last, now_ns - began_ns)
                 break
-            if now_ns - began_ns >= server.slow_ns:
+            if now_ns - began_ns >= server.observation.slow_ns:
                 slow = batch_entry(batch[: len(replies)])
-                server.slow_requests.record(context.session, command, slow, now_ns - began_ns)
+                server.observation.slow_requests.record(context.session, command, slow, now_ns - began_ns)
             began_ns = now_ns
             out += replies
             answered += len(replies)
@@ -237,7 +237,7 @@ class ImmediatePipeline:
     ) -> tuple[IncompleteReply | None, bool]:
         """Answer one request on the general path; return an incomplete reply, and whether to answer no more now."""
         session = context.session
-        if self._server.pause.until_ms and (delayed := self._delayed(session, request)) is not None:
+        if self._server.observation.pause.until_ms and (delayed := self._delayed(session, request)) is not None:
             return delayed, True
         session.begin_command()
         is_alone = session.transaction is None
@@ -258,7 +258,7 @@ class ImmediatePipeline:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
-        return None, session.is_closing or self._server.pause.delays_all or perf_counter_ns() >= ends_ns
+        return None, session.is_closing or self._server.observation.pause.delays_all or perf_counter_ns() >= ends_ns
 
     def _delayed(self, session: Session, request: Request) -> Retry | None:
         return delayed_by_pause(self._server, session, request, lambda each: may_replicate(self._table, each))

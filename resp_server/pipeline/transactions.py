@@ -173,7 +173,7 @@ class Transactions:
                     raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
                 yield
         tracking_state = session.tracking_state
-        is_observed, monitors = session.is_observed, self._server.monitors
+        is_observed, monitors = session.is_observed, self._server.observation.monitors
         recorded = self._backend.recorded(session, requests) if is_observed or tracking_state is not None else ()
         for each, may_be_cached in recorded:
             command = self._table.find(each)

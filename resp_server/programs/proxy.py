@@ -214,9 +214,9 @@ class _Proxy:
         self.overlay: OverlayBackend | None = None
         self.server = self._make_server(options, config, overlay)
         context, aliases = self.server.context, None
-        context.state_servers = self._clusters.info_fields
+        context.proxy.info_fields = self._clusters.info_fields
         if self.overlay is not None:
-            context.state_servers, aliases = self.overlay.info_fields, self.overlay.aliases
+            context.proxy.info_fields, aliases = self.overlay.info_fields, self.overlay.aliases
         self._relay = connect_pubsub(self._clusters, context, aliases)
 
     def _make_server(
@@ -249,7 +249,7 @@ class _Proxy:
 
     def metrics_source(self) -> ProxySource:
         """Return the source of this proxy's metrics."""
-        upstream_fields = None if self._upstream is None else self.server.context.state_servers
+        upstream_fields = None if self._upstream is None else self.server.context.proxy.info_fields
         return ProxySource(self.server, self._clusters, upstream_fields)
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ class MessageBus:
     ) -> None:
         self._clients = clients
         self._workers = workers
-        self._cluster_bus = cluster_bus
+        self.cluster_bus = cluster_bus
         self._deliveries = Deliveries(clients.defer)
         self.pubsub = PubSub() if pubsub is None else pubsub
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
@@ -74,7 +74,7 @@ class MessageBus:
         has_receivers = channel in pubsub.named[kind] or (kind is not SHARD and pubsub.patterns)
         if not has_receivers and not self._deliveries.waiting and self._workers() is None:
             if is_forwarded:
-                self._cluster_bus.forward(kind, channel, text)
+                self.cluster_bus.forward(kind, channel, text)
             return 0
         self._check_size(len(channel) + len(text))
         delivered = _Delivered()
@@ -82,7 +82,7 @@ class MessageBus:
         # own_frames: the publisher's copy.
         def on_delivered(count: int, own_frames: bytes) -> None:
             if is_forwarded:
-                self._cluster_bus.forward(kind, channel, text)
+                self.cluster_bus.forward(kind, channel, text)
             delivered.put(
                 self._relay_message(
                     kind, channel, text, lambda others: self._answer(publisher, count + others, own_frames)

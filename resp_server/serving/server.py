@@ -240,7 +240,7 @@ class Server(Clients, ConnectionHost):
 
     async def stop(self) -> None:
         """Stop listening, send pending replies, close all connections; takes at most `stop_ms_max`."""
-        self.context.cluster_bus.stop()
+        self.context.message_bus.cluster_bus.stop()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -278,7 +278,7 @@ class Server(Clients, ConnectionHost):
 
     def watch_awaited_epochs(self, then: Callable[[str, int, int], None]) -> None:
         """Call back with a job, an epoch and its term, when a request at a proxy waits for this epoch here."""
-        self.context.on_awaited_epoch = then
+        self.context.epochs.on_awaited = then
 
     async def settled(self) -> None:
         """Return once earlier changes apply to all clients: in a single process, at once."""
@@ -306,7 +306,7 @@ class Server(Clients, ConnectionHost):
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         session = Session(session_id, address, local, self.context.users.default, self.context.clock())
-        session.set_observed(self.context.is_observed)
+        session.set_observed(self.context.observation.is_on)
         if self.context.cluster is not None:
             session.set_at_replica(self.context.cluster.is_replica)
         return session
@@ -317,8 +317,8 @@ class Server(Clients, ConnectionHost):
         if not connection.session.is_authenticated:
             self._unauthenticated[connection.session.id] = connection
         self.context.sessions[connection.session.id] = connection.session
-        if connection.session.is_observed is not self.context.is_observed:  # it has changed during a handshake
-            connection.session.set_observed(self.context.is_observed)
+        if connection.session.is_observed is not self.context.observation.is_on:  # it has changed during a handshake
+            connection.session.set_observed(self.context.observation.is_on)
 
     def remove(self, session_id: int) -> None:
         """Remove a client whose connection ended."""
@@ -377,7 +377,8 @@ class Server(Clients, ConnectionHost):
         loop = asyncio.get_running_loop()
         # A late sweep shows for how long the loop was blocked.
         if self._sweep is not None:
-            self.context.slow_requests.record_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
+            late_ms = int((loop.time() - self._sweep.when()) * 1000)
+            self.context.observation.slow_requests.record_event("event-loop", late_ms)
         self._sweep = loop.call_later(SWEEP_SECONDS, self.start_sweeping)
         self.context.stats.sample(loop.time())
         self.sweep(self.context.clock())
@@ -385,8 +386,8 @@ class Server(Clients, ConnectionHost):
     def sweep(self, now_ms: int) -> None:
         """Close idle clients, and end replies that take too long."""
         self.context.keep_epochs(now_ms, is_followed=self._epochs.is_followed)
-        self.context.pause.remaining_ms()
-        self.context.monitors.announce()
+        self.context.observation.pause.remaining_ms()
+        self.context.observation.monitors.announce()
         config = self.context.config
         idle_ms_max, limits = config.timeout * 1000, config.request_limits
         for connection in list(self._connections.values()):

@@ -163,7 +163,7 @@ class Worker(OtherWorkers):
         server.context.process.run_id = line["run_id"]
         server.context.process.started_ms = line["started_ms"]
         server.context.process.process_id = os.getppid()
-        server.context.slow_requests.log.set_id_sequence(line["number"] - 1, line["count"])
+        server.context.observation.slow_requests.log.set_id_sequence(line["number"] - 1, line["count"])
         server.context.workers = self
         server.watch_event_demand(self._request_events)
         server.watch_awaited_epochs(self._await_epoch)

@@ -100,7 +100,7 @@ class Scene:
             pipeline=lambda server: BatchedPipeline(server, self._backend(server, clusters)),
             connection=ProxyConnection,
         )
-        self.proxy.context.state_servers = clusters.info_fields
+        self.proxy.context.proxy.info_fields = clusters.info_fields
         self.relay = connect_pubsub(clusters, self.proxy.context)
         self.clusters = clusters
         clusters.start()

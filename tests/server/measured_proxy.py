@@ -59,7 +59,7 @@ class Proxy(LoopThread):
         self.cluster = StateCluster(access=ServerAccess(timeout_s=WAIT_S_MAX))
         self.clusters = StateClusters([self.cluster], needs_key_formats=self.needs_key_formats)
         self.server = Server(Keyspace(), self.config, self._pipeline, clock=lambda: NOW_MS, connection=ProxyConnection)
-        self.server.context.state_servers = self.clusters.info_fields
+        self.server.context.proxy.info_fields = self.clusters.info_fields
         self.relay: PubsubRelay = connect_pubsub(self.clusters, self.server.context)
         self.clusters.start()
         self.cluster.apply_topology(topology, "the test")

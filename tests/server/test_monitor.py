@@ -139,7 +139,7 @@ def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], mo
     seeing = running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     running.call(lambda: server.table.worker_queries[monitors.CUT_MONITORS].respond(server, None))
-    assert len(server.monitors) == 0
+    assert len(server.observation.monitors) == 0
 
 
 def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -> None:
@@ -165,7 +165,7 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     while running.call(lambda: [each.is_paused for each in sessions.values()]) != [True] * 3:
         pass
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False] * 3
-    running.call(running.server.context.pause.end)
+    running.call(running.server.context.observation.pause.end)
     assert first.read(len(PONG)) == PONG
     assert second.read(2 * len(ONE)) == ONE + ONE
     assert third.read(len(PONG)) == PONG
@@ -178,7 +178,7 @@ def test_a_pause_ends_by_itself(serve: Callable[..., Any]) -> None:
     peer.answers(b"CLIENT PAUSE 20\r\n", b"+OK\r\n")
     server.clock = lambda: 1_700_000_000_020
     peer.answers(GET, ONE)
-    assert not running.call(lambda: server.is_observed)
+    assert not running.call(lambda: server.observation.is_on)
 
 
 def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Callable[..., Any]) -> None:
@@ -188,9 +188,9 @@ def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Ca
     whole = peer.read_until(PONG)
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
     begun = peer.read(8)
-    running.call(lambda: running.server.context.pause.begin(running.server.context.clock() + 1_000_000))
+    running.call(lambda: running.server.context.observation.pause.begin(running.server.context.clock() + 1_000_000))
     assert begun + peer.read(len(whole) - len(begun) - len(PONG)) + PONG == whole
-    running.call(running.server.context.pause.end)
+    running.call(running.server.context.observation.pause.end)
     assert peer.read(len(PONG)) == PONG
 
 

@@ -239,7 +239,7 @@ def test_pause_holds_all_clients_and_their_requests_are_answered_later(start: Ca
     with pytest.raises(BlockingIOError):
         held.socket.recv(1)
     held.socket.setblocking(True)
-    running.call(running.server.context.pause.end)
+    running.call(running.server.context.observation.pause.end)
     held.answers(get(2), bulk(b"1") * 3 + bulk(b"2"))
 
 

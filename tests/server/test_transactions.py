@@ -380,9 +380,9 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12,1:13\r\n")
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
-    assert server.call(lambda: len(context.pinned_epochs.epochs()["job"])) == 2
+    assert server.call(lambda: len(context.epochs.pinned.epochs()["job"])) == 2
     server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.IDLE_MS_MAX))
-    assert server.call(context.pinned_epochs.epochs) == {}
+    assert server.call(context.epochs.pinned.epochs) == {}
 
 
 def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
@@ -395,7 +395,7 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     answer_queued = backend.answer_queued
 
     def noted(call: Any, request: Any) -> Any:
-        server.server.context.pinned_epochs.close()
+        server.server.context.epochs.pinned.close()
         return answer_queued(call, request)
 
     monkeypatch.setattr(backend, "answer_queued", noted)

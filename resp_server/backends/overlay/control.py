@@ -11,7 +11,7 @@ from resp_server.backends.overlay.shadow import Shadow
 from resp_server.backends.routing.key_matcher import Decision
 from resp_server.backends.routing.ownership import Ownership, UnknownJobError
 from resp_server.backends.routing.rules import Owner, Writes
-from resp_server.pipeline.context import OverlayControl
+from resp_server.pipeline.proxy_context import OverlayControl
 from resp_server.protocol.errors import GenericError, LoadingError
 from resp_server.protocol.replies import Pending, Reply
 

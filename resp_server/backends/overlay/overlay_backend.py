@@ -131,7 +131,7 @@ class OverlayBackend:
             self._changes,
             self._forwarder_rules,
         )
-        self.control = server.overlay_control = OwnershipControl(
+        self.control = server.proxy.overlay_control = OwnershipControl(
             ownership, self._shadow, self._changes.reload(upstream), lambda: self.owners.is_loading
         )
         cached, subscriptions = self._changes.cached, self._listening.subscriptions
@@ -163,14 +163,14 @@ class OverlayBackend:
         server = self._server
         upstream.defer, upstream.on_state_lost = server.clients.defer, server.clients.cut
         upstream.on_facts, upstream.on_hello = self._facts_arrived, self._hello_arrived
-        server.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
+        server.proxy.is_single_node = upstream.url.is_cluster  # its clients may be cluster clients
 
     def _facts_arrived(self, facts: Mapping[str, CommandSpec]) -> None:
         self.router.commands.take_facts(facts)
         self._forwarder_rules.set_commands()
 
     def _hello_arrived(self, fields: Mapping[bytes, Reply]) -> None:
-        self._server.hello_fields = fields
+        self._server.proxy.hello_fields = fields
 
     def start(self) -> None:
         """Follow changes of the upstream's keys, if a rule needs them."""

@@ -40,7 +40,8 @@ class ProxyMessageBus(MessageBus):
     """Publishes at the proxy's home server, which also sends the message back for the proxy's own clients."""
 
     def __init__(self, server: ServerContext, clusters: StateClusters, relay: PubsubRelay) -> None:
-        super().__init__(server.clients, lambda: server.workers, server.cluster_bus, server.message_bus.pubsub)
+        bus = server.message_bus
+        super().__init__(server.clients, lambda: server.workers, bus.cluster_bus, bus.pubsub)
         self.clusters = clusters
         self.relay = relay
 

@@ -220,7 +220,7 @@ class ServersBackend:
         command = self.command(request)
         session.last_command = command.name
         if session.is_observed:
-            server.monitors.record(session, command, request)
+            server.observation.monitors.record(session, command, request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
             if len(request) > CHUNK_ARGUMENTS:

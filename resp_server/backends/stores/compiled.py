@@ -34,7 +34,8 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     def record_slow(session: Session, data: bytes, elapsed_ns: int) -> None:
         """Record a slow request; of requests that were answered together, the first one and their number."""
         requests = RequestParser().feed(data)
-        server.slow_requests.record(session, server.table.find(requests[0]), batch_entry(requests), elapsed_ns)
+        command, slow_requests = server.table.find(requests[0]), server.observation.slow_requests
+        slow_requests.record(session, command, batch_entry(requests), elapsed_ns)
 
     def count_keys(user: User, view: KeyspaceView) -> int | None:
         return Visibility(user, view).key_count()

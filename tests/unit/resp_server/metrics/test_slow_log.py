@@ -19,11 +19,11 @@ GET = [b"GET", b"job:temp:1"]
 
 def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=0)
-    client.session.set_observed(client.server.is_observed)
+    client.session.set_observed(client.server.observation.is_on)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
-    words = [entry.arguments for entry in client.server.slow_requests.log.newest(10)]
+    words = [entry.arguments for entry in client.server.observation.slow_requests.log.newest(10)]
     assert words == [[b"HGETALL", b"job:visits:/"], [b"MGET", b"job:temp:1", b"job:temp:2"], GET]
-    assert [entry.id for entry in client.server.slow_requests.log.newest(10)] == [2, 1, 0]
+    assert [entry.id for entry in client.server.observation.slow_requests.log.newest(10)] == [2, 1, 0]
 
 
 def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..., Any]) -> None:
@@ -46,7 +46,7 @@ def test_slow_log_entry_has_time_client_and_duration(connect: Callable[..., Any]
     client.session.set_observed(True)
     client.ask("CLIENT SETNAME me")
     client.send(GET)
-    entry = client.server.slow_requests.log.newest(1)[0]
+    entry = client.server.observation.slow_requests.log.newest(1)[0]
     head = b"*1\r\n*6\r\n:1\r\n:1700000000\r\n:%d\r\n" % entry.microseconds
     rest = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n$14\r\n127.0.0.1:5000\r\n$2\r\nme\r\n"
     assert client.ask("SLOWLOG GET 1") == head + rest
@@ -59,7 +59,7 @@ def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> No
     encoder_ns = client.server.stats.command_stats("keys")
     client.send([b"KEYS", b"*"])
     steps.append(encoder_ns.calls)
-    (entry,) = client.server.slow_requests.log.newest(1)
+    (entry,) = client.server.observation.slow_requests.log.newest(1)
     assert entry.arguments == [b"KEYS", b"*"]
     assert sum(encoder_ns.took) == encoder_ns.calls == 1
     assert entry.microseconds == encoder_ns.nanoseconds // 1000
@@ -100,7 +100,7 @@ def test_the_slow_log_keeps_the_newest() -> None:
 
 def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=-1, slowlog_max_len=2)
-    client.server.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
+    client.server.observation.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
     other = [[9, 6_000, 8, ["B"], "b:2", ""], [8, 4_000, 8, ["C"], "b:2", ""]]
     client.server.workers = SimpleNamespace(query=lambda question, argument, then: then([other]))
     pending = client.pipeline.reply_to(client.call, [b"SLOWLOG", b"GET"])
@@ -135,7 +135,7 @@ def test_latency_commands_show_events(connect: Callable[..., Any]) -> None:
     server = client.server
     for name, now_ms, milliseconds in [("command", -3_000, 8), ("command", 0, 20), ("command", 0, 3), ("fast", 0, 5)]:
         server.clock = lambda now_ms=now_ms: 1_700_000_000_000 + now_ms
-        server.slow_requests.record_event(name, milliseconds)
+        server.observation.slow_requests.record_event(name, milliseconds)
     assert client.ask("LATENCY LATEST") == (
         b"*2\r\n*4\r\n$7\r\ncommand\r\n:1700000000\r\n:20\r\n:20\r\n*4\r\n$4\r\nfast\r\n:1700000000\r\n:5\r\n:5\r\n"
     )
@@ -152,7 +152,7 @@ def test_a_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None
     client = connect(latency_monitor_threshold=1)
     for age_s, milliseconds in [(90, 10), (5, 100), (3, 55), (0, 500)]:
         client.server.clock = lambda age_s=age_s: 1_700_000_000_000 - age_s * 1000
-        client.server.slow_requests.record_event("command", milliseconds)
+        client.server.observation.slow_requests.record_event("command", milliseconds)
     text = client.ask("LATENCY GRAPH command").partition(b"\r\n")[2].decode()
     assert text == (
         "command - high 500 ms, low 10 ms (all time high 500 ms)\n"

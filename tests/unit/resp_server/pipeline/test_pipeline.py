@@ -182,10 +182,10 @@ def test_keys_of_mget_are_looked_up_together_for_all_kinds(client: Any) -> None:
 
 
 def test_slow_batch_is_one_slowlog_entry(client: Any) -> None:
-    client.server.slow_ns = 0
+    client.server.observation.slow_ns = 0
     client.server.config = replace(client.server.config, slowlog_log_slower_than=0)
     client.send(*[[b"GET", b"job:temp:%d" % number] for number in range(3)])
-    assert [each.arguments for each in client.server.slow_requests.log.newest(9)] == [
+    assert [each.arguments for each in client.server.observation.slow_requests.log.newest(9)] == [
         [b"GET", b"job:temp:0", b"... (2 more requests)"]
     ]
 
