@@ -23,12 +23,20 @@ LINES_MAX = 60
 # The public interface of all kinds of state, which one page documents, and its model in memory; one object for each
 # client, whose fields the compiled core reads.
 INTENDED = ("Snapshot", "MemorySnapshot", "Session")
-# Compiled classes with more attributes: one C structure is one look-up. They may not grow.
-COMPILED_MAX = {"Core": 28, "Forwarder": 65, "Packing": 33, "Poller": 32, "Transport": 38}
+# Compiled ones that are still too large, each with its attributes, methods or lines: they may not grow.
+COMPILED_MAX = {
+    "Core": 28,
+    "Forwarder": 65,
+    "Packing": 33,
+    "Poller": 32,
+    "Transport": 42,
+    "cut_requests": 67,
+    "packed_maps": 77,
+}
 
 # A class of Cython, or a function of one, and what ends them: a line with less indentation, or with the same.
 COMPILED_CLASS = re.compile(r"(?P<indent> *)(?:cdef )?class (?P<name>\w+)")
-COMPILED_FUNCTION = re.compile(r"(?P<indent> *)(?:def |cp?def [^=(]*?)\b(?P<name>\w+)\(.*:( *#.*)?$")
+COMPILED_FUNCTION = re.compile(r"(?P<indent> *)(?:def |cp?def [^=(]*?)\b(?P<name>\w+)\((.*:( *#.*)?|.*,|)$")
 COMPILED_FIELD = re.compile(r" {4}cdef (?:readonly |public )*(?!inline\b)[\w.]+[ *]+(?P<names>\w[^(:#]*?)(?: *#.*)?$")
 
 
@@ -47,17 +55,17 @@ def too_large(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def too_large_class(line: int, name: str, methods: int, attributes: int) -> Iterator[tuple[int, str, str]]:
     """Yield what of a class is too large."""
-    if methods > METHODS_MAX:
-        yield line, name, f"{methods} methods, and at most {METHODS_MAX} are allowed"
-    attributes_max = COMPILED_MAX.get(name, ATTRIBUTES_MAX)
-    if attributes > attributes_max:
-        yield line, name, f"{attributes} attributes, and at most {attributes_max} are allowed"
+    for count, most, noun in ((methods, METHODS_MAX, "methods"), (attributes, ATTRIBUTES_MAX, "attributes")):
+        most = max(most, COMPILED_MAX.get(name, 0))
+        if count > most:
+            yield line, name, f"{count} {noun}, and at most {most} are allowed"
 
 
 def too_large_function(line: int, name: str, lines: int) -> Iterator[tuple[int, str, str]]:
     """Yield what of a function is too large."""
-    if lines > LINES_MAX:
-        yield line, name, f"{lines} lines, and at most {LINES_MAX} are allowed"
+    most = COMPILED_MAX.get(name, LINES_MAX)
+    if lines > most:
+        yield line, name, f"{lines} lines, and at most {most} are allowed"
 
 
 def attributes_set_in(method: ast.AST) -> Iterator[str]:
@@ -91,7 +99,8 @@ def too_large_compiled(path: Path) -> Iterator[tuple[int, str, str]]:
             methods = sum(COMPILED_FUNCTION.match(each) is not None for each in body)
             yield from too_large_class(index + 1, found["name"], methods, len(fields.get(found["name"], ())))
         elif found := COMPILED_FUNCTION.match(line):
-            body = body_of(lines, index, len(found["indent"]))
+            signature_end = next(at for at in range(index, len(lines)) if is_end_of_signature(lines[at]))
+            body = body_of(lines, signature_end, len(found["indent"]))
             yield from too_large_function(index + 1, found["name"], len(without_docstring(body)))
 
 
@@ -116,6 +125,11 @@ def body_of(lines: Sequence[str], index: int, indent: int) -> list[str]:
     while body and not body[-1].strip():
         body.pop()
     return body
+
+
+def is_end_of_signature(line: str) -> bool:
+    """Return whether a line ends with a colon, but for a comment."""
+    return line.partition("#")[0].rstrip().endswith(":")
 
 
 def without_docstring(body: Sequence[str]) -> Iterable[str]:

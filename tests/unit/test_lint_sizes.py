@@ -31,7 +31,8 @@ def test_fields_methods_and_lines_of_a_compiled_class(tmp_path: Path) -> None:
     fields = "".join(f"    cdef int first_{number}, second_{number}  # a pair\n" for number in range(13))
     (tmp_path / "wide.pxd").write_text(f"cdef class Wide:\n{fields}")
     methods = "".join(f"    cdef int method_{number}(self) except -1:\n        return 0\n\n" for number in range(41))
-    text = f'cdef class Wide:\n{methods}    def long(self):\n        """One.\n\n        Two."""\n{LINES}'
+    long = f'    def long(\n        self, more,\n    ):  # of two\n        """One.\n\n        Two."""\n{LINES}'
+    text = f"cdef class Wide:\n{methods}{long}"
     assert reasons("too_large_compiled", tmp_path / "wide.pyx", text) == [
         "Wide: 42 methods, and at most 40 are allowed",
         "Wide: 26 attributes, and at most 25 are allowed",
