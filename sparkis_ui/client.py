@@ -94,9 +94,9 @@ class _Checked:
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> Any:
         """Encode several requests."""
-        requests = [tuple(each) for each in commands]
-        for each in requests:
-            check(each)
+        requests = [tuple(command) for command in commands]
+        for request in requests:
+            check(request)
         return super().pack_commands(requests)  # type: ignore[misc]
 
 
@@ -224,10 +224,10 @@ class Client:
 
     async def execute_all(self, *requests: tuple[str | bytes | int, ...]) -> list[Any]:
         """Send several requests at once. A refusal takes the place of its reply; any other error is raised."""
-        replies = await asyncio.gather(*(self.execute(*each) for each in requests), return_exceptions=True)
-        for each in replies:
-            if isinstance(each, BaseException) and not isinstance(each, RefusedError):
-                raise each
+        replies = await asyncio.gather(*(self.execute(*request) for request in requests), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, RefusedError):
+                raise reply
         return replies
 
     def at(self, host: str, port: int) -> Client:
@@ -249,8 +249,8 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections."""
-        for each in self._nodes.values():
-            await each.close()
+        for node in self._nodes.values():
+            await node.close()
         await self._redis.aclose(close_connection_pool=True)
 
 

@@ -57,7 +57,7 @@ class Sessions:
             finally:
                 await client.close()
         await self._forget_old()
-        same = (each.hub for each in self._sessions.values() if each.hub.endpoint == endpoint)
+        same = (session.hub for session in self._sessions.values() if session.hub.endpoint == endpoint)
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(next(same, None) or Hub(endpoint), time.monotonic())
         return cookie

@@ -71,7 +71,7 @@ class DenialLog:
             now_ms,
             now_ms,
         )
-        existing = next((each for each in self.entries[:GROUPED_ENTRIES_MAX] if each.is_same_denial(new)), None)
+        existing = next((entry for entry in self.entries[:GROUPED_ENTRIES_MAX] if entry.is_same_denial(new)), None)
         if existing is None:
             self._next_id += 1
             self.entries.insert(0, new)
@@ -87,7 +87,7 @@ class DenialLog:
 
     def to_json(self) -> Sequence[dict[str, Any]]:
         """Return the entries for another process."""
-        return [asdict(each) for each in self.entries]
+        return [asdict(entry) for entry in self.entries]
 
 
 def merge_entries(entries_of_processes: Sequence[Sequence[dict[str, Any]]]) -> list[AclLogEntry]:

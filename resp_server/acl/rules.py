@@ -136,13 +136,13 @@ def _matches_any(patterns: Sequence[bytes]) -> Matches:
     of_short: Matches = re.compile(alternatives(short) if short else b"(?!)", re.DOTALL).fullmatch
     if len(short) == len(patterns):
         return of_short
-    others = [matcher(each) for each in patterns if len(each) > SHORT_BYTES_MAX]
+    others = [matcher(pattern) for pattern in patterns if len(pattern) > SHORT_BYTES_MAX]
     return lambda text: of_short(text) or any(matches(text) for matches in others)
 
 
 def short_globs(patterns: Sequence[bytes]) -> list[bytes]:
     """Return the globs that are short enough for a regular expression (see `resp_server.protocol.glob`)."""
-    return [each for each in patterns if len(each) <= SHORT_BYTES_MAX]
+    return [pattern for pattern in patterns if len(pattern) <= SHORT_BYTES_MAX]
 
 
 def alternatives(patterns: Sequence[bytes]) -> bytes:
@@ -284,7 +284,7 @@ class Selector:
     def _record(self, name: bytes, sign: bytes) -> None:
         """Record a command rule for the selector's text; it replaces earlier rules that it covers."""
         part = name + b"|"
-        remaining = [each for each in self.command_rules if each[1:] != name and not each.startswith(part, 1)]
+        remaining = [rule for rule in self.command_rules if rule[1:] != name and not rule.startswith(part, 1)]
         self.command_rules = [*remaining, sign + name]
 
     # -- texts --------------------------------------------------------------------------------------------------------
@@ -304,14 +304,14 @@ class Selector:
     @property
     def channels_text(self) -> bytes:
         """The text of the channel rules."""
-        return b"&*" if self.has_all_channels else b" ".join(b"&" + each for each in self.channels)
+        return b"&*" if self.has_all_channels else b" ".join(b"&" + channel for channel in self.channels)
 
     @property
     def rules(self) -> list[bytes]:
         """All rules; applied to a new selector, they make an equal one."""
         return [
             *([b"~*"] if self.has_all_keys else [_key_rule(each, access) for each, access in self.keys.items()]),
-            *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + each for each in self.channels)]),
+            *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + channel for channel in self.channels)]),
             b"+@all" if self.starts_with_all else b"-@all",
             *self.command_rules,
         ]
@@ -431,7 +431,7 @@ class User(Account):
         """Return a copy, on which changes can be tried."""
         made = User(self.name, self._known_commands)
         made.take_rules_of(self)
-        made.passwords, made.selectors = list(self.passwords), [each.copy() for each in self.selectors]
+        made.passwords, made.selectors = list(self.passwords), [selector.copy() for selector in self.selectors]
         return made
 
     def take_rules_of(self, other: User) -> None:
@@ -467,7 +467,7 @@ class User(Account):
 
     def check_size(self) -> None:
         """Raise RuleError for too many patterns, passwords or selectors."""
-        parts = len(self.passwords) + sum(len(each.keys) + len(each.channels) for each in self.selectors)
+        parts = len(self.passwords) + sum(len(selector.keys) + len(selector.channels) for selector in self.selectors)
         if parts > PARTS_MAX or len(self.selectors) > SELECTORS_MAX:
             raise RuleError(
                 f"a user may have {PARTS_MAX} patterns and passwords, and {SELECTORS_MAX} selectors; "
@@ -534,7 +534,7 @@ class User(Account):
     def rule_lists(self) -> list[list[bytes]]:
         """The rules of the root selector and of each further one; `from_rule_lists` makes an equal user of them."""
         root, *others = self.selectors
-        passwords = [b"#" + each for each in self.passwords]
+        passwords = [b"#" + password for password in self.passwords]
         return [[*self.flags, *passwords, *root.rules], *(each.rules for each in others)]
 
     @classmethod
@@ -579,12 +579,12 @@ class User(Account):
     @cached_property
     def is_unrestricted(self) -> bool:
         """Return whether every request is allowed."""
-        return any(each.is_unrestricted for each in self.selectors)
+        return any(selector.is_unrestricted for selector in self.selectors)
 
     @cached_property
     def reads_all_keys(self) -> bool:
         """Return whether the user may read every key, with some command."""
-        return any(b"*" in each.patterns(KeyAccess.READ) for each in self.selectors)
+        return any(b"*" in selector.patterns(KeyAccess.READ) for selector in self.selectors)
 
     @cached_property
     def _reads(self) -> Matches:
@@ -601,7 +601,7 @@ class User(Account):
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
         """Return whether the user may use a channel."""
-        return any(each.allows_channel(channel, is_pattern=is_pattern) for each in self.selectors)
+        return any(selector.allows_channel(channel, is_pattern=is_pattern) for selector in self.selectors)
 
     def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:
         """Return why a request is denied; None: allowed. The denial with the highest reason of all selectors counts."""

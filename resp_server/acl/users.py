@@ -88,7 +88,7 @@ class Users:
         self._known_commands = known_commands
         self.path = path
         self.denials = DenialLog()
-        self._rate_limiters = {each.user.encode(): RateLimiter(each) for each in limits}
+        self._rate_limiters = {limit.user.encode(): RateLimiter(limit) for limit in limits}
         self.default = self._with_rate_limiter(User.default(known_commands))
         self.default.was_used = True
         self._by_name = {DEFAULT_USER: self.default}

@@ -124,7 +124,7 @@ class Visibility:
         if not self.sees_all:
             for job in view.jobs():
                 coverage = {
-                    each.name: coverage_of(user.read_patterns, each.format_for(job.name)) for each in job.states
+                    state.name: coverage_of(user.read_patterns, state.format_for(job.name)) for state in job.states
                 }
                 if set(coverage.values()) - {Coverage.NOTHING}:
                     self._coverage[job.name] = coverage
@@ -134,7 +134,7 @@ class Visibility:
         """Iterate over the jobs of which the user may read keys."""
         for job, snapshot in self.view.snapshots():
             coverage = self._coverage.get(job.name, {})
-            states = [each for each in job.states if self.sees_all or coverage[each.name] is not Coverage.NOTHING]
+            states = [state for state in job.states if self.sees_all or coverage[state.name] is not Coverage.NOTHING]
             is_fully_visible = self.sees_all or set(coverage.values()) == {Coverage.ALL}
             yield VisibleJob(job, snapshot, states, coverage, is_fully_visible)
 
@@ -152,8 +152,8 @@ class Visibility:
         if isinstance(self.view, SlotView) and not self.view.is_counted:
             return None
         self.view.check_all_listed()
-        counts = [each.keys for each in self.jobs()]
-        return None if None in counts else sum(each for each in counts if each is not None)
+        counts = [job.keys for job in self.jobs()]
+        return None if None in counts else sum(count for count in counts if count is not None)
 
     def key_counts(self) -> Iterator[int]:
         """Count the visible keys in steps; their number is the sum of the items."""

@@ -147,8 +147,8 @@ class Topology:
 
     def _check_names(self) -> None:
         for field, names in (
-            ("id", [each.id for each in self.nodes]),
-            ("address", [each.address for each in self.nodes]),
+            ("id", [node.id for node in self.nodes]),
+            ("address", [node.address for node in self.nodes]),
         ):
             name, count = Counter(names).most_common(1)[0]
             if count > 1:
@@ -173,7 +173,7 @@ class Topology:
         assigned = NONE
         for node in self.masters:
             if node.slots & assigned:
-                other = next(each for each in self.masters if each is not node and each.slots & node.slots)
+                other = next(master for master in self.masters if master is not node and master.slots & node.slots)
                 raise TopologyError(
                     f"slots {node.slots & other.slots} have two owners: {other.address} and {node.address}"
                 )

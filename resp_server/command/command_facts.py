@@ -41,7 +41,7 @@ def _facts(row: Sequence[Any]) -> CommandSpec:
         last_key=last,
         step=step,
         key_specs=specs,
-        subcommands={str(each[0]).partition("|")[2].lower(): _facts(each) for each in subcommands},
+        subcommands={str(subcommand[0]).partition("|")[2].lower(): _facts(subcommand) for subcommand in subcommands},
     )
 
 

@@ -68,7 +68,7 @@ class Command:
     @property
     def is_served(self) -> bool:
         """Whether the command, or one of its subcommands, has a handler."""
-        return self.handler is not None or any(each.is_served for each in self.subcommands.values())
+        return self.handler is not None or any(subcommand.is_served for subcommand in self.subcommands.values())
 
     def check_arity(self, request: Sequence[bytes]) -> None:
         """Raise GenericError if the number of arguments does not match the arity."""
@@ -131,7 +131,7 @@ class CommandTable:
         Args:
             worker_queries: The queries that commands send to the other processes of the server.
         """
-        self.worker_queries = {each.name: each for each in worker_queries}
+        self.worker_queries = {query.name: query for query in worker_queries}
         declared = _by_name(handlers)
         facts = _with_own(redis, declared)
         for name in declared:

@@ -167,7 +167,7 @@ def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
         return []
     now_ms = context.server.clock()
     return context.server.gather(
-        denials, None, lambda responses: [_log_row(each, now_ms) for each in merge_entries(responses)[:count]]
+        denials, None, lambda responses: [_log_row(entry, now_ms) for entry in merge_entries(responses)[:count]]
     )
 
 

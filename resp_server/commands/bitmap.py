@@ -228,7 +228,7 @@ def bitfield_ro(context: ReadContext, key: bytes, *arguments: bytes) -> Reply:
         return sliced_reply(context, lambda view: _field_values(view, key, arguments))
     fields = [each for part in _bit_fields(arguments) for each in part]
     text = context.counted(context.at(key).lazy_value(key))
-    return [each.read(text) for each in fields]
+    return [field.read(text) for field in fields]
 
 
 def _field_values(view: KeyspaceView, key: bytes, arguments: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
@@ -236,4 +236,4 @@ def _field_values(view: KeyspaceView, key: bytes, arguments: Sequence[bytes]) ->
         yield []  # a wrong operation is reported before a wrong type
     text = view.at(key).lazy_value(key)
     for fields in _bit_fields(arguments):
-        yield [each.read(text) for each in fields]
+        yield [field.read(text) for field in fields]

@@ -104,7 +104,7 @@ def cluster_replicas(context: CommandContext, node_id: bytes) -> Reply:
     node = _node(node_view, node_id)
     if node.is_replica:
         raise GenericError("The specified node is not a master")
-    return [replies.node_line(node_view, each).encode() for each in node_view.topology.replicas(node)]
+    return [replies.node_line(node_view, replica).encode() for replica in node_view.topology.replicas(node)]
 
 
 @command("cluster|slaves")

@@ -165,9 +165,9 @@ def info_row(command: Command) -> Reply:
         facts.step,
         ReplySet(facts.acl_categories),
         ReplySet(tip.encode() for tip in facts.tips),
-        ReplySet(_key_spec(each) for each in facts.key_specs),
+        ReplySet(_key_spec(spec) for spec in facts.key_specs),
         # As in Redis: an array if there are subcommands, an empty set if there are none.
-        [info_row(each) for each in command.subcommands.values()] or ReplySet(),
+        [info_row(subcommand) for subcommand in command.subcommands.values()] or ReplySet(),
     ]
 
 
@@ -205,7 +205,7 @@ def docs_row(command: Command) -> Reply:
     if facts.history:
         row[b"history"] = ReplySet([version.encode(), text.encode()] for version, text in facts.history)
     if facts.arguments:
-        row[b"arguments"] = [_argument(each) for each in facts.arguments]
+        row[b"arguments"] = [_argument(argument) for argument in facts.arguments]
     if command.subcommands:
         row[b"subcommands"] = {each.name.encode(): docs_row(each) for each in command.subcommands.values()}
     return row

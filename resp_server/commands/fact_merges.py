@@ -93,13 +93,13 @@ def sum_without_overlap(rows: Sequence[Row], name: str) -> int | None:
 def keys_of_states(rows: Sequence[Row], name: str) -> list[int | None]:
     """Return the number of keys of each state that the newest row names."""
     counts, shares = _by_state(rows, name), _shares(rows)
-    return [sum_of([each.get(state, 0) for each in counts], shares) for state in newest(rows)["state_names"]]
+    return [sum_of([count.get(state, 0) for count in counts], shares) for state in newest(rows)["state_names"]]
 
 
 def bytes_of_states(rows: Sequence[Row], name: str) -> list[int | None]:
     """Return the bytes of each state, which each server reports for all slots; None if no server knows them."""
     sizes = _by_state(rows, name)
-    return [largest_known([{name: each.get(state)} for each in sizes], name) for state in newest(rows)["state_names"]]
+    return [largest_known([{name: size.get(state)} for size in sizes], name) for state in newest(rows)["state_names"]]
 
 
 def shares_of(slots_of_servers: Iterable[SlotSet]) -> list[float]:

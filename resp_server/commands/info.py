@@ -71,22 +71,22 @@ def process_memory(server: ServerContext, nothing: None) -> Mapping[str, Any]:
 
 def _stats_of(server: ServerContext, stats: Stats) -> ProcessStats:
     sessions, tracking = server.sessions.values(), server.tracking
-    watch_counts = [len(each.watched) for each in sessions if each.watched]
-    pending_output = [server.clients.output_bytes(each.id) for each in sessions]
+    watch_counts = [len(session.watched) for session in sessions if session.watched]
+    pending_output = [server.clients.output_bytes(session.id) for session in sessions]
     channels, patterns, shard_channels = (len(server.message_bus.pubsub.names(kind)) for kind in SubscriptionKind)
     own = ProcessStats.of_this_process(stats, len(sessions), server.process.memory_at_start)
     return replace(
         own,
         output_bytes=sum(pending_output),
         largest_output_bytes=max(pending_output, default=0),
-        paused=sum(each.is_paused for each in sessions),
+        paused=sum(session.is_paused for session in sessions),
         watching=len(watch_counts),
         watched_keys=sum(watch_counts),
         tracking=len(tracking.clients),
         tracked_keys=tracking.keys,
         tracked_items=tracking.items,
         tracked_prefixes=tracking.prefixes,
-        subscribed=sum(each.subscriptions is not None for each in sessions),
+        subscribed=sum(session.subscriptions is not None for session in sessions),
         channels=channels,
         patterns=patterns,
         shard_channels=shard_channels,
@@ -484,7 +484,7 @@ def sampled_ttls(snapshot: Snapshot) -> list[int]:
         if not cursor:
             keys += snapshot.scan(0, SAMPLE_KEYS, only_expiring=True)[1]
         entries = filter(None, map(snapshot.key_info, keys))
-        ttls_ms += [each.expire_at_ms - snapshot.now_ms for each in entries if each.expire_at_ms is not None]
+        ttls_ms += [entry.expire_at_ms - snapshot.now_ms for entry in entries if entry.expire_at_ms is not None]
         if len(ttls_ms) >= SAMPLE_TTLS:
             break
     return ttls_ms

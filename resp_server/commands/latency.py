@@ -139,7 +139,7 @@ def _draw(samples: Sequence[LatencySample], least: int, most: int, now_s: int) -
     heights = [min((each - least) * steps // ((most - least) or 1), steps - 1) for _, each in samples]
     for row in reversed(range(GRAPH_ROWS)):
         above = row * len(GRAPH_STEPS)
-        yield "".join(" " if each < above else (GRAPH_STEPS + "|" * steps)[each - above] for each in heights)
+        yield "".join(" " if height < above else (GRAPH_STEPS + "|" * steps)[height - above] for height in heights)
     yield " " * len(samples)
     ages = [_age(now_s - second) for second, _ in samples]
     for at in range(max(map(len, ages))):

@@ -69,7 +69,7 @@ def _stats(context: CommandContext, total: ProcessStats) -> Reply:
     used, started = total.resident_bytes, total.started_bytes
     overhead = min(used, total.private_bytes)
     visible_jobs = list(context.visibility_of(context.jobs).jobs())
-    keys = sum(each.countable_keys for each in visible_jobs)
+    keys = sum(job.countable_keys for job in visible_jobs)
     stored, _ = stored_bytes(context)
     return {
         b"peak.allocated": total.resident_bytes_peak,

@@ -50,7 +50,7 @@ def role(context: CommandContext) -> Reply:
         # The master is a Spark query, which has no address.
         return [b"slave", b"spark", 0, b"connected", 0]
     replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)
-    return [b"master", 0, [[each.host.encode(), b"%d" % each.port, b"0"] for each in replicas]]
+    return [b"master", 0, [[replica.host.encode(), b"%d" % replica.port, b"0"] for replica in replicas]]
 
 
 @command("lastsave")

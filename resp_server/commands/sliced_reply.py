@@ -210,7 +210,7 @@ class WorkingMemory:
 
     def add(self, texts: Iterable[bytes]) -> None:
         """Count texts; GenericError above the limit."""
-        self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
+        self._bytes += sum(len(text) + TEXT_OVERHEAD_BYTES for text in texts)
         if self._bytes > WORKING_BYTES_MAX:
             raise GenericError(f"the command's intermediate results exceed {WORKING_BYTES_MAX} bytes; use smaller keys")
 

@@ -213,11 +213,11 @@ def _with_sort_keys(
         if options.by_pattern is not None:
             sort_keys = [_look_up(view, options.by_pattern, item) for item in batch]
         if options.is_alpha:
-            texts = [(False, b"") if each is None else (True, c_text(as_bytes(each))) for each in sort_keys]
+            texts = [(False, b"") if key is None else (True, c_text(as_bytes(key))) for key in sort_keys]
             memory.add(text for _, text in texts)
             yield list(zip(texts, batch, strict=True))
         else:
-            numbers = [_number(each) for each in sort_keys]
+            numbers = [_number(key) for key in sort_keys]
             are_numbers = are_numbers and None not in numbers
             yield [] if None in numbers else list(zip(numbers, batch, strict=True))
     if not are_numbers:

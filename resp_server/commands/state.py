@@ -111,7 +111,7 @@ def _text(text: str | None) -> bytes | None:
 
 
 def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
-    return ", ".join(each.name for each in items)
+    return ", ".join(item.name for item in items)
 
 
 @command("state|locate", own=_facts(argument("key"), complexity="O(1)", keys=ONE_KEY))

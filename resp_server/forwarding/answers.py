@@ -246,8 +246,8 @@ class _AllOver(Wait):
     __slots__ = ("_awaited", "_missing", "_then")
 
     def __init__(self, futures: Sequence[ReplyFuture]) -> None:
-        self._awaited = [each for each in futures if not each.is_finished]
-        self._missing = 0 if any(each.has_failed for each in futures) else len(self._awaited)
+        self._awaited = [future for future in futures if not future.is_finished]
+        self._missing = 0 if any(future.has_failed for future in futures) else len(self._awaited)
         self._then: Callable[[], None] | None = None
 
     def when_finished(self, then: Callable[[], None]) -> None:
@@ -275,10 +275,10 @@ class _AllOver(Wait):
 async def all_of(futures: Sequence[ReplyFuture]) -> list[Answer]:
     """Return all answers, or raise the first exception as soon as it arrives."""
     await _AllOver(futures)
-    for each in futures:
-        if each.has_failed:
-            each.result()  # raises
-    return [each.result() for each in futures]
+    for future in futures:
+        if future.has_failed:
+            future.result()  # raises
+    return [future.result() for future in futures]
 
 
 def epochs_of(answers: Sequence[Answer]) -> ReplyEpochs:

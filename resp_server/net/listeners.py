@@ -69,8 +69,8 @@ def listen(hosts: Sequence[str], port: int, tcp_backlog: int, *, shares_port: bo
             if host in LOOPBACK and listeners:
                 log.info("not listening on %s: this machine does not have it", host)
                 continue
-            for each in listeners:
-                each.close()
+            for listener in listeners:
+                listener.close()
             raise cannot_listen(host, port, error) from None
     return listeners
 

@@ -33,7 +33,7 @@ SPELLINGS_MAX = 1024
 def has_slot(command: Command) -> bool:
     """Return whether a command is about shard channels."""
     specs = command.facts.key_specs
-    return bool(specs) and all("not_key" in each["flags"] for each in specs)
+    return bool(specs) and all("not_key" in spec["flags"] for spec in specs)
 
 
 def may_be_called(command: Command) -> bool:

@@ -55,4 +55,4 @@ def compare(server: Client, rows: Sequence[AnalyzedKeys]) -> None:
         if row.owner is Owner.UPSTREAM or (row.rule is not None and row.rule.alias is not None):
             continue
         row.compared = len(row.samples)
-        row.absent = row.compared - sum(server.call("EXISTS", each.name) for each in row.samples)
+        row.absent = row.compared - sum(server.call("EXISTS", sample.name) for sample in row.samples)

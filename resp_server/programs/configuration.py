@@ -190,7 +190,7 @@ def value_of(action: argparse.Action, value: Any) -> Any:
     words = shlex.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not words:
         raise ValueError(f"{value!r} is not a list of values")
-    return [_one_value(action, each) for each in words]
+    return [_one_value(action, word) for word in words]
 
 
 def _one_value(action: argparse.Action, value: Any) -> Any:

@@ -30,7 +30,7 @@ NICENESS = 10
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Return the header and the encoded reply to a request."""
     try:
-        reply = encode([_row(each) for each in _versions(request)], request["protocol"])
+        reply = encode([_row(version) for version in _versions(request)], request["protocol"])
     except SparkisError as error:
         return {"error": str(error)}, b""
     except Exception as error:

@@ -172,7 +172,7 @@ def _job_rows(jobs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return the rows of the jobs' table, without optional columns in which nothing is known."""
     rows = [JOB_COLUMNS, *map(_job_row, jobs)]
     columns = zip(*rows, strict=True)
-    shown = (each for each in columns if each[0] not in OPTIONAL_COLUMNS or set(each[1:]) - {UNKNOWN})
+    shown = (column for column in columns if column[0] not in OPTIONAL_COLUMNS or set(column[1:]) - {UNKNOWN})
     return list(zip(*shown, strict=True))
 
 

@@ -81,8 +81,8 @@ class Supervisor:
         # A signal that comes from here on is sent to no other process with the same id.
         ended, self._child = self._child, None
         _, status = os.waitpid(ended, 0)
-        for each in self._pipes:
-            os.close(each)
+        for pipe in self._pipes:
+            os.close(pipe)
         return os.waitstatus_to_exitcode(status)
 
     def _start(self) -> None:

@@ -173,7 +173,7 @@ async def _analyze(options: argparse.Namespace, states: Sequence[AnalyzedState])
 
 async def _add_types(upstream: UpstreamCalls, rows: Sequence[AnalyzedKeys]) -> None:
     for row in rows:
-        replies = await upstream.call_all([(each.node, (b"TYPE", each.name)) for each in row.samples])
+        replies = await upstream.call_all([(sample.node, (b"TYPE", sample.name)) for sample in row.samples])
         found = [reply.decode() for reply in replies if isinstance(reply, bytes)]
         row.types.update(each for each in found if each != "none")  # deleted meanwhile
 
@@ -201,7 +201,7 @@ def _as_json(analysis: Analysis) -> dict[str, Any]:
                 "state_type": None if row.state is None else row.state.type,
                 "compared": row.compared,
                 "absent": row.absent,
-                "examples": [printable(each.name) for each in row.samples[:EXAMPLES_SHOWN]],
+                "examples": [printable(sample.name) for sample in row.samples[:EXAMPLES_SHOWN]],
             }
             for row in analysis.rows
         ],
@@ -243,7 +243,7 @@ CELLS = ("COUNT", "SHARE", "TYPE", "EXAMPLES")
 
 def _cells(row: AnalyzedKeys, analysis: Analysis) -> tuple[str, ...]:
     share = f"{row.count / analysis.read:.1%}" if analysis.read else "-"
-    examples = ", ".join(printable(each.name) for each in row.samples[:EXAMPLES_SHOWN])
+    examples = ", ".join(printable(sample.name) for sample in row.samples[:EXAMPLES_SHOWN])
     return (f"{row.count:,}", share, ", ".join(sorted(row.types)) or "-", examples or "-")
 
 

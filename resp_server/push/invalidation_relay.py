@@ -18,7 +18,7 @@ def frames_for(target: Session, invalidations: Sequence[Invalidation]) -> bytes:
     if target.protocol == RESP2 and target.subscriptions is None:
         return b""
     prefix = MESSAGE if target.protocol == RESP2 else PUSH
-    return b"".join([each.frames(prefix) for each in invalidations])
+    return b"".join([invalidation.frames(prefix) for invalidation in invalidations])
 
 
 def relayed(sessions: Mapping[int, Session], clients: Clients, argument: Mapping[str, Any]) -> bool:

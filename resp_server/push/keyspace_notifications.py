@@ -362,6 +362,6 @@ class Notifications:
 
     def _slow(self, receivers: list[Session]) -> set[Session]:
         pause_bytes = self._host.config.output_pause_bytes
-        full = {each for each in receivers if self._host.clients.output_bytes(each.id) > pause_bytes}
+        full = {receiver for receiver in receivers if self._host.clients.output_bytes(receiver.id) > pause_bytes}
         self.too_slow -= set(receivers) - full
         return full - self.too_slow

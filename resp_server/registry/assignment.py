@@ -50,12 +50,12 @@ class Assignment:
 
         No two members that are alive have the same address.
         """
-        alive = {each.address for each in members.values() if each.is_alive}
+        alive = {member.address for member in members.values() if member.is_alive}
         members = {name: each for name, each in members.items() if each.is_alive or each.address not in alive}
         self.shards = plan(self.shards, members, self._replicas)
         self._release(members)
         is_new = self._renew(members)
-        self._desired_slots = {each.id: self._desired_of(each) for each in members.values()}
+        self._desired_slots = {member.id: self._desired_of(member) for member in members.values()}
         return is_new
 
     def directive_for(self, member_id: str) -> Directive | None:
@@ -88,7 +88,7 @@ class Assignment:
 
     def _next_nodes(self, members: Mapping[str, Member]) -> tuple[Node, ...]:
         before = {} if self.topology is None else self.topology.by_id
-        alive = {each.address: each.id for each in members.values() if each.is_alive}
+        alive = {member.address: member.id for member in members.values() if member.is_alive}
         # A node whose address belongs to another server now will not return.
         before = {name: node for name, node in before.items() if name in alive.values() or node.address not in alive}
         slots = self._next_slots({name: node.slots for name, node in before.items()}, members)
@@ -111,7 +111,7 @@ class Assignment:
     def _renew(self, members: Mapping[str, Member]) -> bool:
         """Make the next topology if anything differs. Waits while the present one is not released."""
         before = self.topology
-        newest = max((each.topology_version for each in members.values()), default=-1)
+        newest = max((member.topology_version for member in members.values()), default=-1)
         is_outdated = before is None or not self._is_own or newest > before.version
         if before is not self._released and not is_outdated:
             return False
@@ -190,7 +190,7 @@ class Assignment:
 
 def _shards_of(topology: Topology) -> tuple[Shard, ...]:
     return tuple(
-        Shard(master.id, tuple(each.id for each in topology.replicas(master)), master.slots)
+        Shard(master.id, tuple(replica.id for replica in topology.replicas(master)), master.slots)
         for master in topology.masters
     )
 

@@ -112,7 +112,7 @@ def _eligible(shards: Sequence[Shard], members: Mapping[str, Member]) -> list[st
     A member without room is left out, unless another member of its shard has room and so has the newer epochs. If most
     members have no room, the others would soon be full as well, so room does not count.
     """
-    others: dict[str, list[Member]] = {each.id: [] for each in members.values()}
+    others: dict[str, list[Member]] = {member.id: [] for member in members.values()}
     for shard in shards:
         alive = [members[name] for name in shard.members if name in members and members[name].is_alive]
         for name in shard.members:
@@ -140,8 +140,8 @@ def _without_absent(shard: Shard, eligible: Sequence[str], members: Mapping[str,
 def _best_candidate(candidates: Sequence[Member], slots: SlotSet) -> Member:
     """Return the member that can answer most slots; of equal ones, the one with the newest epochs of most jobs."""
     newest: dict[str, tuple[int, int]] = {}
-    for each in candidates:
-        for job, seen in each.jobs.items():
+    for candidate in candidates:
+        for job, seen in candidate.jobs.items():
             newest[job] = max(newest.get(job, (0, -1)), (seen.term, seen.epoch))
 
     def rank(member: Member) -> tuple[int, int, int]:
@@ -220,8 +220,8 @@ def spread_slots(current: Sequence[SlotSet], owned: Sequence[SlotSet]) -> list[S
     quota = {at: base + (rank < larger) for rank, at in enumerate(by_size)}
     slots = list(current)
     pool = ALL
-    for each in slots:
-        pool -= each
+    for slot in slots:
+        pool -= slot
     gaining = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
     owned_by_gaining = SlotSet.of(chain.from_iterable(owned[at].ranges for at in gaining))
     for at, each in enumerate(slots):

@@ -236,7 +236,7 @@ class Server(Clients, ConnectionHost):
 
     @property
     def _has_handshakes(self) -> bool:
-        return any(isinstance(each, TlsListener) and each.is_busy for each in self._listeners)
+        return any(isinstance(listener, TlsListener) and listener.is_busy for listener in self._listeners)
 
     async def stop(self) -> None:
         """Stop listening, send pending replies, close all connections; takes at most `stop_ms_max`."""

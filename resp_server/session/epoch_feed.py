@@ -71,10 +71,10 @@ def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
     found = []
     newest: Epochs = EMPTY_EPOCHS
     for number, epochs in enumerate(replies):
-        if any(is_behind(each, newest) for each in epochs):
+        if any(is_behind(epoch, newest) for epoch in epochs):
             found.append(number)
-        for each in epochs:
-            newest = latest(newest, each)
+        for epoch in epochs:
+            newest = latest(newest, epoch)
     return found
 
 
@@ -91,8 +91,8 @@ class SeenEpochs:
         """Add the epochs of a reply."""
         if epochs is not self._last:  # mostly the same object as before
             self._last = epochs
-            for each in epochs:
-                self.epochs = each if self.epochs is EMPTY_EPOCHS else latest(self.epochs, each)
+            for epoch in epochs:
+                self.epochs = epoch if self.epochs is EMPTY_EPOCHS else latest(self.epochs, epoch)
 
 
 # The limit of unsent changed keys, each with an overhead (guess). Beyond it, all keys count as changed.
@@ -175,7 +175,7 @@ class EpochFeed:
         if told.topology_version != self._sent_version:
             self._sent_version = told.topology_version
             pushes.append(Push((b"topology", told.topology_version)))
-        return b"".join([encode(each, 3) for each in pushes])
+        return b"".join([encode(push, 3) for push in pushes])
 
 
 def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:

@@ -288,7 +288,7 @@ class ServerConfig(ClientLimits):
     def __post_init__(self) -> None:
         if self.role not in ("master", "slave"):
             raise ValueError(f"role is 'master' or 'slave', not {self.role!r}")
-        if len({each.user for each in self.rate_limits}) < len(self.rate_limits):
+        if len({limit.user for limit in self.rate_limits}) < len(self.rate_limits):
             raise ValueError("--rate-limit is given twice for one user; write both limits as USER=COMMANDS,BYTES")
         if self.tls_port is not None and self.tls is None:
             raise ValueError("--tls-port needs a certificate: give --tls-cert-file and --tls-key-file")

@@ -362,7 +362,7 @@ class Workers(JobCatalog):
         return {"event": "port", "port": self.port, "tls_port": self.tls_port}
 
     def _start_line(self, number: int) -> Line:
-        limits = tuple(each.shared_by(self._count) for each in self._config.rate_limits)
+        limits = tuple(limit.shared_by(self._count) for limit in self._config.rate_limits)
         return {
             "event": "start",
             "number": number,

@@ -44,7 +44,7 @@ def functions_of(query: StreamingQuery) -> list[list[PlannedFunction]]:
         session = execution.sparkSession()
         plan = session.sessionState().optimizer().execute(execution.analyzedPlan())
         is_legacy = str(session.conf().get(LEGACY_SETTING, "false")).lower() == "true"
-        return [list(_finished(query, each, is_legacy)) for each in _aggregations(plan, None)]
+        return [list(_finished(query, aggregation, is_legacy)) for aggregation in _aggregations(plan, None)]
     except Py4JError as error:
         logger.debug("the plan of query %s cannot be read: %s", query.name, error)
         return []

@@ -38,7 +38,7 @@ def with_results(rows: DataFrame, results: Mapping[str, Aggregate], buffers: lis
     names = {name: f"{HIDDEN}{name}" if name in rows.columns else name for name in results}
     schema = T.StructType(list(kept))
     for name, aggregate in results.items():
-        empty = [pa.nulls(0, each.type) for each in buffers[aggregate.first : aggregate.end]]
+        empty = [pa.nulls(0, buffer.type) for buffer in buffers[aggregate.first : aggregate.end]]
         schema = schema.add(names[name], from_arrow_type(aggregate.evaluate(empty).type, prefer_timestamp_ntz=True))
     task = _Evaluate(tuple((names[name], aggregate) for name, aggregate in results.items()))
     return rows.select(*(f"`{each.name}`" for each in kept)).mapInArrow(task, schema)

@@ -71,7 +71,7 @@ class SparkReader(StateReader):
                 check_changes(self._checkpoint, batch, self._states)
             raise
         for batch in range(first, last + 1):
-            yield batch, task.changes_of([each for each in results if each.batch == batch])
+            yield batch, task.changes_of([result for result in results if result.batch == batch])
 
     def pause_s(self, read_s: float) -> float:
         """Return the pause after a read that took `read_s` seconds."""

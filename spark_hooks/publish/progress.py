@@ -78,10 +78,10 @@ def fields_of(progress: dict[str, Any]) -> dict[str, str]:
     for name, value in progress.get("eventTime", {}).items():
         found["watermark" if name == "watermark" else f"event_time_{name}"] = value
     if operators:
-        found["state_rows"] = sum(each["numRowsTotal"] for each in operators)
-        found["state_rows_updated"] = sum(each["numRowsUpdated"] for each in operators)
-        found["state_rows_dropped_by_watermark"] = sum(each["numRowsDroppedByWatermark"] for each in operators)
-        found["state_memory_bytes"] = sum(each["memoryUsedBytes"] for each in operators)
+        found["state_rows"] = sum(operator["numRowsTotal"] for operator in operators)
+        found["state_rows_updated"] = sum(operator["numRowsUpdated"] for operator in operators)
+        found["state_rows_dropped_by_watermark"] = sum(operator["numRowsDroppedByWatermark"] for operator in operators)
+        found["state_memory_bytes"] = sum(operator["memoryUsedBytes"] for operator in operators)
     for name, metrics in progress.get("observedMetrics", {}).items():
         found |= {f"observed.{name}.{metric}": value for metric, value in metrics.items()}
     return dict(_as_texts(found))

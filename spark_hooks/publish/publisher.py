@@ -268,7 +268,7 @@ class Publisher:
             if not has_hashes or task.has_unique_keys(results):
                 return results
         results = self._run_tasks(shuffle.rows(batch, partitions), write_task, writer.job)
-        self._previous_row_count = sum(each.rows for each in results)
+        self._previous_row_count = sum(result.rows for result in results)
         return results
 
     def _run_tasks(self, rows: DataFrame, write_task: task.Task, job: str) -> list[Any]:

@@ -142,8 +142,8 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
             raise kind(f"job {job!r}, batch {each.batch if batch is None else batch}: {each.error}")
-    if count := sum(each.skipped for each in results):
-        example = next(each.example for each in results if each.example is not None)
+    if count := sum(result.skipped for result in results):
+        example = next(result.example for result in results if result.example is not None)
         logger.warning("job %s: %d row(s) are left out; STATE JOBS counts them. For example: %s", job, count, example)
 
 
@@ -152,9 +152,9 @@ def has_unique_keys(results: Sequence[Any]) -> bool:
 
     Two keys rarely have the same hash: in one of 30 million batches of a million rows.
     """
-    if any(each.hashes is None for each in results):
+    if any(result.hashes is None for result in results):
         return False
-    hashes = np.frombuffer(b"".join(each.hashes for each in results), np.int64)
+    hashes = np.frombuffer(b"".join(result.hashes for result in results), np.int64)
     ordered = np.sort(hashes)
     return not bool(np.any(ordered[1:] == ordered[:-1]))
 
@@ -201,11 +201,11 @@ def commit(
 def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochContent:
     """Return the changes that the tasks of an epoch wrote."""
     return EpochContent(
-        files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-        inline=[bytes(each.inline) for each in results if each.inline is not None],
-        rows=sum(each.rows for each in results),
-        digest=sum(each.digest for each in results) & DIGEST_MASK,
+        files=[ChangeFile.from_json(json.loads(result.file)) for result in results if result.file is not None],
+        inline=[bytes(result.inline) for result in results if result.inline is not None],
+        rows=sum(result.rows for result in results),
+        digest=sum(result.digest for result in results) & DIGEST_MASK,
         replaces=replaces,
-        skipped_rows=sum(each.skipped for each in results),
-        record_ages=total_of(ages_in(json.loads(each.ages)) for each in results if each.ages is not None),
+        skipped_rows=sum(result.skipped for result in results),
+        record_ages=total_of(ages_in(json.loads(result.ages)) for result in results if result.ages is not None),
     )

@@ -191,7 +191,7 @@ def _servers(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
 
 
 def _commands(found: EndpointState) -> Iterable[tuple[str, Sequence[Cell]]]:
-    total_us = sum(each.calls * each.us_per_call for each in found.commands) or 1.0
+    total_us = sum(command.calls * command.us_per_call for command in found.commands) or 1.0
     for each in found.commands:
         share = each.calls * each.us_per_call / total_us
         cells = (

@@ -54,6 +54,6 @@ class IdleJob:
             self.is_stale, self.source_lag = self._heartbeats.is_stale(heartbeat), self._source_lag.of(heartbeat)
             # Also the epoch after the next: the next one may be missing, which is an error.
             epochs = (self._epoch + 1, self._epoch + 2)
-            return self._suspect.exists() or any(self._log.has_file(current.generation, each) for each in epochs)
+            return self._suspect.exists() or any(self._log.has_file(current.generation, epoch) for epoch in epochs)
         except (SparkisError, OSError):
             return True

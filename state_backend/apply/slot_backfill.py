@@ -102,7 +102,7 @@ def snapshot_of(log: JobLog, current: CurrentGeneration, loading: Loading, appli
 
 
 def _newest(log: JobLog, current: CurrentGeneration, applied_epoch: int) -> Epoch | None:
-    return next((each for each in log.snapshots(current) if each.epoch <= applied_epoch), None)
+    return next((snapshot for snapshot in log.snapshots(current) if snapshot.epoch <= applied_epoch), None)
 
 
 def _runs(log: JobLog, folder: str, listed: Epoch, loading: Loading) -> Iterator[tuple[EpochChanges, Loading]]:

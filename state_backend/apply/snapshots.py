@@ -60,7 +60,7 @@ def covers(log: JobLog, current: CurrentGeneration, number: int) -> bool:
 def ignore_damaged(log: JobLog, current: CurrentGeneration, number: int, damage: LogCorruptError) -> None:
     """Ignore a damaged snapshot if the state can be built without it; otherwise raise the error."""
     log.damaged_snapshots.add(number)
-    before = next((each for each in log.snapshots(current) if each.epoch < number), None)
+    before = next((snapshot for snapshot in log.snapshots(current) if snapshot.epoch < number), None)
     first = log.first(current)
     is_begun = first is not None and first.previous is None
     if not is_begun and (before is None or log.epoch(current, before.epoch + 1) is None):

@@ -153,7 +153,7 @@ class Aggregate:
         present = is_present.to_numpy(zero_copy_only=False)
         if present.all():
             return self.evaluate(buffers)
-        found = self.evaluate([each.filter(is_present) for each in buffers])
+        found = self.evaluate([buffer.filter(is_present) for buffer in buffers])
         return found.take(pa.array(np.cumsum(present) - 1, pa.int64(), mask=~present))
 
 
@@ -239,7 +239,7 @@ def results_of(
     """
     if planned is None:
         functions = list(_evident(buffers))
-        names = [each.text for each in functions]
+        names = [function.text for function in functions]
     else:
         functions = [_planned(each, buffers) for each in planned]
         names = [each.name for each in planned]

@@ -92,7 +92,7 @@ class ResultColumn:
     def of(cls, name: str, aggregate: Aggregate, fields: Sequence[Column]) -> Self:
         """Return the column of a function."""
         columns = tuple(fields[aggregate.first : aggregate.end])
-        kind = aggregate.evaluate([pa.nulls(0, each.kind) for each in columns]).type
+        kind = aggregate.evaluate([pa.nulls(0, column.kind) for column in columns]).type
         return cls(name, kind, aggregate, columns)
 
     @property
@@ -103,11 +103,11 @@ class ResultColumn:
     @property
     def uses(self) -> frozenset[str]:
         """The names of the columns that it is made of."""
-        return frozenset(each.name for each in self.columns)
+        return frozenset(column.name for column in self.columns)
 
     def read(self, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
         """Return the column of some rows; null where a row deletes."""
-        return self.aggregate.evaluate_present([each.read(key, value) for each in self.columns], value.is_valid())
+        return self.aggregate.evaluate_present([column.read(key, value) for column in self.columns], value.is_valid())
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ class Columns:
             kind_of(self.state),
             _names(self.key),
             _names(self.field),
-            tuple(dict.fromkeys((*_names(self.value), *(each.name for each in self.results)))),
+            tuple(dict.fromkeys((*_names(self.value), *(result.name for result in self.results)))),
             self.distinct,
             self.default_value,
             self.expire_at is not None,
             self.window,
         )
         calls = {each.name: each.aggregate for each in self.computed if isinstance(each, ResultColumn)}
-        found = {each.name: each.aggregate for each in self.results}
+        found = {result.name: result.aggregate for result in self.results}
         named = named_value_of([each.name for each in self.computed], *of_buffers(calls, found, self.buffers), names)
         return replace(names, named_value=named)
 
@@ -200,7 +200,7 @@ class Columns:
         declared = {name: ResultColumn.of(name, found[expressions[name]], self.value) for name in calls}
         given: dict[str, Column | ResultColumn] = {each.name: each for each in (*self.key, *self.field, *self.value)}
         given |= {name: each for name, each in declared.items() if name not in given}
-        given |= {each.name: each for each in self.results if each.name not in given}
+        given |= {result.name: result for result in self.results if result.name not in given}
         computed: list[ComputedColumn | ResultColumn] = []
         for name, text in expressions.items():
             if name in declared:
@@ -220,14 +220,14 @@ class Columns:
     def texts(self, value: Sequence[str]) -> dict[str, str]:
         """Return the expressions and functions that a value is made of, by the names of their columns."""
         used = {*value, *(name for each in self.computed for name in each.uses)}
-        made = {each.name: each.text for each in self.results if each.name in used}
+        made = {result.name: result.text for result in self.results if result.name in used}
         return made | {each.name: each.text for each in self.computed}
 
     @property
     def hint(self) -> str | None:
         """How to name the functions of buffers; None if they are named, or evident."""
         is_named = self.is_planned or any(isinstance(each, ResultColumn) for each in self.computed)
-        return None if is_named else hint_of(self.buffers, (each.aggregate for each in self.results))
+        return None if is_named else hint_of(self.buffers, (result.aggregate for result in self.results))
 
 
 AnyColumn = Column | ComputedColumn | ResultColumn

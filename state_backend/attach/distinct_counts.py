@@ -33,7 +33,7 @@ Words = npt.NDArray[np.int64]
 def precision_of(words: int) -> int | None:
     """Return the HyperLogLog precision whose registers fill so many 64-bit buffers; None for any other number."""
     precisions = range(PRECISION_MIN, PRECISION_MAX + 1)
-    return next((each for each in precisions if (1 << each) // REGISTERS_PER_WORD + 1 == words), None)
+    return next((precision for precision in precisions if (1 << precision) // REGISTERS_PER_WORD + 1 == words), None)
 
 
 def distinct_counts(words: Words) -> Words:

@@ -135,7 +135,7 @@ def correlation(buffers: Buffers, _: FunctionCall) -> pa.Array:
 
 def approximate_count(buffers: Buffers, _: FunctionCall) -> pa.Array:
     """Return approx_count_distinct."""
-    words = np.stack([each.to_numpy() for each in buffers], axis=1)
+    words = np.stack([buffer.to_numpy() for buffer in buffers], axis=1)
     return pa.array(distinct_counts(words), pa.int64())
 
 

@@ -230,13 +230,13 @@ def _arithmetic(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
 
 
 def _coalesce(arguments: Sequence[pa.Array]) -> pa.Array:
-    kinds = {each.type for each in arguments if not pa.types.is_null(each.type)}
+    kinds = {argument.type for argument in arguments if not pa.types.is_null(argument.type)}
     if len(kinds) == 2 and all(pa.types.is_integer(kind) for kind in kinds):
         kinds = {pa.int64()}
     if len(kinds) > 1:
         raise TypeError(f"coalesce takes values of one type, not of {', '.join(sorted(map(str, kinds)))}")
     kind = next(iter(kinds), pa.null())
-    return pc.coalesce(*(each.cast(kind) for each in arguments))
+    return pc.coalesce(*(argument.cast(kind) for argument in arguments))
 
 
 def _concat(arguments: Sequence[pa.Array]) -> pa.Array:

@@ -94,7 +94,7 @@ class FilesReader(StateReader):
                 ahead.stop()  # it may have read a change log of an earlier run
             elif (content := ahead.content(batch_stores, parallel_at_s)) is not None:
                 written.append(content)
-                partitions = [each for each in partitions if each not in ahead.partitions]
+                partitions = [partition for partition in partitions if partition not in ahead.partitions]
         if partitions:
             written.append(self._written(writer, batch_stores, partitions, parallel_at_s, is_complete=False))
         return joined(written)

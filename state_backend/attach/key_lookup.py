@@ -115,7 +115,7 @@ class _Lookup:
 
     def _objects(self, columns: Columns, keys: pa.StructArray, values: pa.StructArray) -> list[str]:
         names = columns.names
-        own = tuple(each for each in self._expressions if each not in names.of_key)
+        own = tuple(expression for expression in self._expressions if expression not in names.of_key)
         value = names.named_value or own or names.default_value
         # The elements of a list have one key.
         keys = keys if len(keys) == len(values) else keys.take(pa.array(np.zeros(len(values), np.int64)))

@@ -72,7 +72,7 @@ def approximate_percentile(buffers: Buffers, call: FunctionCall) -> pa.Array:
         if results is None or results[0] is None:
             found.append(None)
             continue
-        rounded = [ROUNDINGS[kind](each) for each in results if each is not None]
+        rounded = [ROUNDINGS[kind](result) for result in results if result is not None]
         found.append(rounded if is_list else rounded[0])
     return pa.array(found, pa.list_(kind) if is_list else kind)
 
@@ -95,7 +95,7 @@ def _fractions(text: str) -> tuple[list[float], bool]:
     parts = [text] if listed is None else listed[1].split(",")
     matches = [NUMBER.fullmatch(part.strip()) for part in parts]
     numbers = [float(match[1]) for match in matches if match is not None]
-    if len(numbers) < len(parts) or not all(0.0 <= each <= 1.0 for each in numbers):
+    if len(numbers) < len(parts) or not all(0.0 <= number <= 1.0 for number in numbers):
         raise TypeError(f"{text!r} is no percentage from 0.0 to 1.0, and no array(...) of them")
     return numbers, listed is not None
 
@@ -116,7 +116,7 @@ def _rows(buffer: pa.Array, schema: pa.StructType) -> pa.StructArray:
 
 
 def _decoded(contents: Sequence[bytes], schema: pa.StructType) -> pa.StructArray:
-    sizes = np.array([len(each) for each in contents], np.int64)
+    sizes = np.array([len(content) for content in contents], np.int64)
     return decode_rows(b"".join(contents), np.cumsum(sizes) - sizes, sizes, schema, BUFFER)
 
 

@@ -143,12 +143,12 @@ def bind(
             ):
                 raise
             logger.warning("job %s: a state is left out: %s", job, error)
-    origins = [(each.state.operator, variable_of(each.state)) for each in columns]
+    origins = [(column.state.operator, variable_of(column.state)) for column in columns]
     sources = [f"{source_of(each.state)}, named {each.name!r}" for each in columns]
     chosen = (
         [(columns[index_of(sources, origins, each)], each) for each in requested]
         if (of_each := for_each(requested)) is None
-        else [(each, of_each) for each in columns]
+        else [(column, of_each) for column in columns]
     )
     bound = [StateEncoder.of(each, request, job) for each, request in chosen]
     check_states(job, [state.descriptor for state in bound])

@@ -129,7 +129,7 @@ class StateEncoder:
         is_deleted = read["d"].to_numpy(zero_copy_only=False).copy()
         values = [column for name, column in read.items() if name.startswith("v")]
         is_null = (
-            np.logical_and.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in values]) & ~is_deleted
+            np.logical_and.reduce([value.is_null().to_numpy(zero_copy_only=False) for value in values]) & ~is_deleted
         )
         if not is_null.any():
             return read

@@ -87,7 +87,7 @@ class BatchStores:
     def only(self, chosen: Collection[tuple[int, str]]) -> Self:
         """Return the stores with some states, by operator and name, and with no other stores than theirs."""
         stores = (
-            replace(store, states=tuple(each for each in store.states if (each.operator, each.name) in chosen))
+            replace(store, states=tuple(state for state in store.states if (state.operator, state.name) in chosen))
             for store in self.stores
         )
         return replace(self, stores=tuple(store for store in stores if store.states))

@@ -103,7 +103,7 @@ def parse_commit(content: bytes, name: str) -> BatchCommit:
     def parse() -> BatchCommit:
         commit = json.loads(lines[0]) if lines and lines[0] else {}
         ids = {
-            int(operator): tuple(tuple(str(each) for each in stores) for stores in partitions)
+            int(operator): tuple(tuple(str(store) for store in stores) for stores in partitions)
             for operator, partitions in (commit.get("stateUniqueIds") or {}).items()
         }
         return BatchCommit(ids)

@@ -77,7 +77,7 @@ class Records:
         """Yield kind, key and value; the value of a deleted key is empty."""
         content = self.content
         columns = (self.ops, self.keys, self.key_sizes, self.values, self.value_sizes)
-        for op, key, key_size, value, value_size in zip(*(each.tolist() for each in columns), strict=True):
+        for op, key, key_size, value, value_size in zip(*(column.tolist() for column in columns), strict=True):
             yield RecordType(op), content[key : key + key_size], content[value : value + max(0, value_size)]
 
     def last_key(self) -> bytes:

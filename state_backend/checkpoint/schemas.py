@@ -110,7 +110,7 @@ def _encoding(text: str, name: str, family: str, columns: int) -> KeyEncoding:
         found = KeyEncoding(KeyForm(form), int(given.get("numColsPrefixKey", 0)), ordinals)
     except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise unreadable(name, f"the encoding of the keys of {family!r} is in no form that sparkis knows") from None
-    if not 0 <= found.prefix_columns <= columns or any(not 0 <= each < columns for each in ordinals):
+    if not 0 <= found.prefix_columns <= columns or any(not 0 <= ordinal < columns for ordinal in ordinals):
         raise unreadable(name, f"the encoding of the keys of {family!r} names columns that are not there")
     return found
 

@@ -92,7 +92,7 @@ def interval_text(column: pa.Array) -> pa.Array:
         parts = (None if each is None else (each[0], each[1], each[2] // 1000) for each in column.to_pylist())
     else:
         parts = (None if each is None else (each, 0, 0) for each in column.cast(pa.int32()).to_pylist())
-    return pa.array([None if each is None else _interval(*each) for each in parts], pa.string())
+    return pa.array([None if part is None else _interval(*part) for part in parts], pa.string())
 
 
 def _divided(number: int, divisor: int) -> tuple[int, int]:
@@ -163,7 +163,7 @@ def _micros_of(text: str) -> int:
     parts = DAYS_AND_SECONDS.fullmatch(text)
     if parts is None:
         raise ValueError(f"{text!r} is not an interval of days and seconds")
-    days, hours, minutes, seconds = (Decimal(each or 0) for each in parts.groups())
+    days, hours, minutes, seconds = (Decimal(group or 0) for group in parts.groups())
     return int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1_000_000)
 
 

@@ -193,7 +193,7 @@ def _all_changes(
         plan = plans[number]
         rows = _rows(plan, (part for _, part in parts), digest)
         changes = (changes_of(plan, number, names, batch, skipped) for batch in rows)
-        yield from _deduplicated(plan, (each for each in changes if each.num_rows))
+        yield from _deduplicated(plan, (change for change in changes if change.num_rows))
 
 
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
@@ -372,8 +372,8 @@ def _values(plan: RowPlan, columns: Sequence[pa.Array]) -> list[pa.Array]:
     texts = [_text(plan, column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
     if not plan.object_names:
         return texts
-    objects = objects_of(plan.object_names, [any_text(each) for each in texts], len(texts[0]))
-    is_any = reduce(pc.or_, (each.is_valid() for each in texts))
+    objects = objects_of(plan.object_names, [any_text(text) for text in texts], len(texts[0]))
+    is_any = reduce(pc.or_, (text.is_valid() for text in texts))
     return [pc.if_else(is_any, objects.cast(pa.binary()), pa.scalar(None, pa.binary()))]
 
 

@@ -147,7 +147,7 @@ def _swapped(log: ChangeLog, job: str) -> LogError | None:
     for name in log.jobs():
         current = log.job(name).visible()
         states = () if current is None else log.job(name).description(current.generation).states
-        if any(each.name == job for each in states):
+        if any(state.name == job for state in states):
             return LogError(
                 f"the log {log.filesystem.root} has no job {job!r}, which is a state of job {name!r}: the job precedes "
                 f"the state, read_table(log, job, state)"
@@ -170,7 +170,7 @@ class _Rows:
         fields: list[pa.Field] = []
 
         def add(name: str, kind: pa.DataType, *, own: bool = True) -> None:
-            while (own and name in named) or any(name == each.name for each in fields):
+            while (own and name in named) or any(name == field.name for field in fields):
                 name = f"_{name}"
             fields.append(pa.field(name, kind))
 
@@ -295,7 +295,7 @@ class _Rows:
         )
 
     def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
-        if isinstance(next((each for each in values if each is not None), 0), (int, float)):
+        if isinstance(next((value for value in values if value is not None), 0), (int, float)):
             return pa.array(values, field.type)
         try:
             texts = pa.array(values, pa.binary())

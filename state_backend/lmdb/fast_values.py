@@ -122,10 +122,10 @@ class FastValues:
 
         # `pages` do not have what this transaction has written.
         positions = [positions_in(run) for run in runs]
-        is_untouched = min(int(each[0]) for each in positions) > self._last_position
-        self._last_position = max(self._last_position, *(int(each[-1]) for each in positions))
+        is_untouched = min(int(position[0]) for position in positions) > self._last_position
+        self._last_position = max(self._last_position, *(int(position[-1]) for position in positions))
         tags = [self._tags(run) for run in runs]
-        if not any((each >= 0).any() for each in tags):
+        if not any((tag >= 0).any() for tag in tags):
             return runs
         keys = self._keys
         packing = packing_of(

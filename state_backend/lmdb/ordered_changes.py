@@ -102,13 +102,13 @@ class OrderedChanges:
             return deletions
         self._unwritten[None] = packed_list.pack(current.orders)
         elements = current.elements
-        appended = [each for each in elements if isinstance(each, bytes)]
+        appended = [element for element in elements if isinstance(element, bytes)]
         size = len(before) if record is not None else 0
-        first = next((each for each in elements if isinstance(each, int)), size)
+        first = next((element for element in elements if isinstance(element, int)), size)
         if elements == [*range(first, size), *appended]:  # nothing is inserted; the writer cuts the first ones off
             return [*deletions, *(last._replace(op=Op.APPEND, value=value) for value in appended)]
         old = [] if record is None else self._elements(record)
-        content = packed_list.pack(each if isinstance(each, bytes) else old[each] for each in elements)
+        content = packed_list.pack(element if isinstance(element, bytes) else old[element] for element in elements)
         return [last._replace(op=Op.PUT, value=content)]
 
     def _elements(self, record: bytes) -> list[bytes]:

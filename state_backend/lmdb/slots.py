@@ -116,7 +116,7 @@ class SlotCounts(KeyCounts):
         stored = self._txn.get(slot_counts_name(slot), db=self._tables.meta)
         counts = Counter(dict(SLOT_COUNT.iter_unpack(checked(stored)) if stored else ()))
         counts.update(added)
-        packed = b"".join(SLOT_COUNT.pack(*each) for each in counts.items() if each[1])
+        packed = b"".join(SLOT_COUNT.pack(*item) for item in counts.items() if item[1])
         if packed:
             self._txn.put(slot_counts_name(slot), with_checksum(packed), db=self._tables.meta)
         else:

@@ -51,9 +51,9 @@ def _spaced(snapshots: list[Epoch], apart_ms: int) -> list[Epoch]:
     A call after a sweep has removed other snapshots, or older ones, returns the rest of the same snapshots.
     """
     spaced: list[Epoch] = []
-    for each in snapshots:
-        if not spaced or each.clock_ms - spaced[-1].clock_ms >= apart_ms:
-            spaced.append(each)
+    for snapshot in snapshots:
+        if not spaced or snapshot.clock_ms - spaced[-1].clock_ms >= apart_ms:
+            spaced.append(snapshot)
     return spaced
 
 

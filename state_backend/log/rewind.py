@@ -70,7 +70,7 @@ def _copy_plan(log: JobLog, source: CurrentGeneration, target: str, plan: _Plan)
     """Copy the files of a plan, and each epoch after the files that it lists; True if no file was missing."""
     base = f"{log.job}/{target}"
     if plan.snapshot is not None:
-        manifest = next((each for each in log.snapshots(source) if each.epoch == plan.snapshot), None)
+        manifest = next((snapshot for snapshot in log.snapshots(source) if snapshot.epoch == plan.snapshot), None)
         folder = log.snapshot_folder(target, plan.snapshot)
         log.filesystem.make_folder(folder)
         if manifest is None or not _copy_files(

@@ -98,7 +98,7 @@ def readable_epochs(log: JobLog) -> ReadableEpochs | None:
     if first is not None and first.previous is None:
         return ReadableEpochs(current, first, last, starts_at_first_epoch=True)
     begin = last.epoch if first is None else first.epoch - 1
-    bases = [each for each in log.complete_snapshots(current) if begin <= each.epoch <= last.epoch]
+    bases = [snapshot for snapshot in log.complete_snapshots(current) if begin <= snapshot.epoch <= last.epoch]
     if not bases:
         raise LogError(
             f"job {log.job!r}: the log {log.filesystem.root} begins at epoch {begin + 1}, and has no snapshot to begin "

@@ -89,7 +89,7 @@ class Job:
 
     def per_minute(self, now_ms: int) -> tuple[int, int]:
         """Return the epochs that were committed, and their changes, per minute, over about the last minute."""
-        recent = [each for each in self.recent_epochs if each[0] > now_ms - RATE_WINDOW_MS]
+        recent = [epoch for epoch in self.recent_epochs if epoch[0] > now_ms - RATE_WINDOW_MS]
         span_ms = RATE_WINDOW_MS
         if len(recent) == RECENT_EPOCHS:  # there may have been more: count from the oldest known one
             span_ms = max(1, now_ms - recent.pop(0)[0])

@@ -88,7 +88,7 @@ def _live_part(stored: _StoredKey | None, now_ms: int) -> _StoredKey | None:
     """Return a key without its expired fields; None if the key has expired."""
     if stored is None or not _is_live(stored.expire_at_ms, now_ms):
         return None
-    if stored.kind is Kind.MAP and not all(_is_live(each.expire_at_ms, now_ms) for each in stored.fields.values()):
+    if stored.kind is Kind.MAP and not all(_is_live(field.expire_at_ms, now_ms) for field in stored.fields.values()):
         live = {name: each for name, each in stored.fields.items() if _is_live(each.expire_at_ms, now_ms)}
         return stored._replace(fields=live) if live else None
     return stored
@@ -167,7 +167,7 @@ class MemoryStore(Store):
         expiring = [
             key
             for key, stored in self._keys.items()
-            if any(before_ms < each <= self._announced_ms for each in stored.expiries)
+            if any(before_ms < expiry <= self._announced_ms for expiry in stored.expiries)
         ]
         expired_keys = sum(before_ms < (self._keys[key].expire_at_ms or 0) <= self._announced_ms for key in expiring)
         remaining = {key: _live_part(stored, clock_ms) for key, stored in self._keys.items()}
@@ -237,7 +237,7 @@ def _after_ordered_fold(old: _StoredKey | None, change: Change, state: StateDesc
     current = OrderedList(row_order, orders.get(None, ()))
     if not current.add(order, value):
         return old
-    elements = tuple(each if isinstance(each, bytes) else before[each] for each in current.elements)
+    elements = tuple(element if isinstance(element, bytes) else before[element] for element in current.elements)
     orders[None] = tuple(current.orders)
     return _StoredKey(change.state, Kind.LIST, b"", {}, change.expire_at_ms, elements, {}, orders)
 

@@ -125,7 +125,7 @@ class LegacyWriterDetector:
             return
         finally:
             self._checks -= 1
-        if all(each.reply == EXISTS_ONE for each in answers):
+        if all(answer.reply == EXISTS_ONE for answer in answers):
             self._count(rule, key)
 
     def _count(self, rule: Rule, key: bytes) -> None:

@@ -292,7 +292,7 @@ class OverlayExec(BackendExec):
 
     async def _merged(self, plan: OverlayPlan, upstream_reply: RawReply) -> Answer:
         """Merge the replies of both backends."""
-        backends = {each.backend if type(each) is SinglePlace else None for each in plan.places}
+        backends = {place.backend if type(place) is SinglePlace else None for place in plan.places}
         if backends <= {UPSTREAM}:
             return Answer(upstream_reply, self._states_answer.epochs)
         if backends == {STATES}:
@@ -305,8 +305,8 @@ class OverlayExec(BackendExec):
             return Answer(malformed_reply(error))
         epochs = self._states_answer.epochs
         for listing in plan.listings:
-            for each in listing.backends:
-                each.start(of_upstream)
+            for backend in listing.backends:
+                backend.start(of_upstream)
         listed = await all_of([each.reply for each in plan.listings])
         for listing, answer in zip(plan.listings, listed, strict=True):
             plan.places[listing.place] = answer.reply

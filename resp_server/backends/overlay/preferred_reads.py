@@ -59,8 +59,8 @@ async def preferred_read(
         if unserved is not None:
             raise unserved
         answers = await all_of(reads)
-        if all(_are_same(exists.epochs, each.epochs) for each in answers):
-            return Answer(read.reply([each.reply for each in answers]), answers[0].epochs)
+        if all(_are_same(exists.epochs, answer.epochs) for answer in answers):
+            return Answer(read.reply([answer.reply for answer in answers]), answers[0].epochs)
     raise TryAgainError("the state changes too often to be read together")
 
 
@@ -87,8 +87,8 @@ async def split_read(
         replies.ask(partial(to_owners, _part(request, route.state_keys)))
     for at, read in route.preferred.items():
         deliver(preferred_read(senders, (request[0], request[at]), read), replies, replies.expect())
-    for each in route.fields.values():
-        replies.ask(partial(senders.to_states, each[1], each))
+    for field in route.fields.values():
+        replies.ask(partial(senders.to_states, field[1], field))
     groups = [of_upstream, route.state_keys, *([at] for at in (*route.preferred, *route.fields))]
     places = [[at - 1 for at in group] for group in groups if group]
 

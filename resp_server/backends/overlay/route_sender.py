@@ -223,8 +223,8 @@ class RouteSender:
 
         def answering() -> Answering:
             replies = Replies(batch.seen)
-            for each in reads:
-                replies.ask(partial(self._send_to_owner, session.protocol, each[1], each))
+            for read in reads:
+                replies.ask(partial(self._send_to_owner, session.protocol, read[1], read))
             return replies.merged(convert, self.defer)
 
         batch.answer(answering, session.replies_suppressed)

@@ -105,8 +105,8 @@ class Shadow:
 
     def _compare_queued(self, reads: Sequence[QueuedRead], protocol: int, reply: RawReply) -> Steps[None]:
         items = yield from items_of(reply)
-        for each in reads:
-            self._compare_all(each.shadowed, each.routed, protocol, each.upstream, items[each.at])
+        for read in reads:
+            self._compare_all(read.shadowed, read.routed, protocol, read.upstream, items[read.at])
             yield
 
     def _run(self, steps: Steps[None]) -> None:
@@ -327,7 +327,7 @@ class Comparison:
 
     def _epoch(self, epochs: ReplyEpochs) -> int | None:
         job = self._shadow.job_of(self._shadowed.state_key)
-        return next((each[job][1] for each in epochs if job is not None and job in each), None)
+        return next((epoch[job][1] for epoch in epochs if job is not None and job in epoch), None)
 
 
 class _Replies(NamedTuple):

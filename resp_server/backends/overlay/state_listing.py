@@ -77,7 +77,7 @@ async def listed_names(listing: StateListing, keys: Answer, to_owner: ToOwner, d
         reads = [names.reads.popleft() for _ in range(min(READS_AT_ONCE, len(names.reads)))]
         answers = await all_of([to_owner(read.key, read.request) for read in reads])
         epochs = union_of(epochs, epochs_of(answers))
-        taken = merge_or_error(partial(names.of_reads, reads), [each.reply for each in answers])
+        taken = merge_or_error(partial(names.of_reads, reads), [answer.reply for answer in answers])
         error = await in_steps(taken, defer)
     if is_error(error):
         return Answer(error, epochs)

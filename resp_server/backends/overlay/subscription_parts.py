@@ -59,16 +59,16 @@ def parts_of(
     if not upstream.url.is_cluster:
         return [SubscriptionPart(main, request, _confirmations(name, request, session), True)]
     if policy_of(name).role is Role.MONITOR:
-        return [SubscriptionPart(each, request, 0, each is main, True) for each in upstream.masters]
+        return [SubscriptionPart(master, request, 0, master is main, True) for master in upstream.masters]
     names = request[1:] or _subscribed(name, session)
     kind = kind_of(name)
     if kind is SubscriptionKind.SHARD:
         return _of_shards(name, request[0], names, session, upstream)
     of_keys = [each for each in names if may_match_notifications(kind, each)]
     parts = [SubscriptionPart(main, (request[0], *names), len(names), True, bool(of_keys))] if names else []
-    others = [each for each in upstream.masters if each is not main] if of_keys else []
+    others = [master for master in upstream.masters if master is not main] if of_keys else []
     parts += [SubscriptionPart(each, (request[0], *of_keys), len(of_keys), False, True) for each in others]
-    return parts if subscribes(name) else [each for each in parts if _listens(each.pool, session)]
+    return parts if subscribes(name) else [part for part in parts if _listens(part.pool, session)]
 
 
 def _of_shards(

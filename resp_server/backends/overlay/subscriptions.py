@@ -253,10 +253,10 @@ class OverlaySubscriptions:
         pools = list(dict.fromkeys([*upstream.masters, *tracking_pools])) if is_on else tracking_pools
         if not pools:
             raise unreachable(self._url, "no node is known")
-        for each in pools:  # before a request is sent: an error means that no node tracks keys
-            each.dedicated.open(session.id, session.protocol)
+        for pool in pools:  # before a request is sent: an error means that no node tracks keys
+            pool.dedicated.open(session.id, session.protocol)
             if tracking.is_redirected:
-                each.dedicated.open_listener(session.id)
+                pool.dedicated.open_listener(session.id)
 
         def confirm(is_confirmed: bool) -> None:
             if is_on and is_confirmed and session.id in self._sessions:
@@ -267,9 +267,9 @@ class OverlaySubscriptions:
         if not is_on:
             upstream.end_tracking(session.id)
         replies = []
-        for each in pools:
+        for pool in pools:
             replies.append(ReplyFuture())
-            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(each.dedicated, session.id)
+            TrackingRequest(tracking, session.protocol, replies[-1], 0).send(pool.dedicated, session.id)
         return _Confirmation(partial(joined, replies, lambda found: found[0], upstream.defer), confirm)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
@@ -361,12 +361,12 @@ async def _at_all(
         cut: Disconnects the client if it is subscribed at some of the nodes only.
     """
     try:
-        answers = await all_of([started(_checked(each, checked)) for each in replies])
+        answers = await all_of([started(_checked(reply, checked)) for reply in replies])
     except Exception:
         if len(replies) > 1:
             cut()
         raise
-    errors = [each for each in answers if is_error(each.reply)]
+    errors = [answer for answer in answers if is_error(answer.reply)]
     if 0 < len(errors) < len(replies):
         cut()
     return errors[0] if errors else Answer(b"")

@@ -132,7 +132,7 @@ class UpstreamCluster:
         plan = (yield from found) if isinstance(found, Generator) else found
         replies: list[ReplyFuture] = []
         if plan.on_all_masters:
-            nodes = [self._node(each) for each in self._table.masters]
+            nodes = [self._node(master) for master in self._table.masters]
             if not nodes:
                 raise self._unreachable()
             whole = pack(plan.parts[0].request)
@@ -419,7 +419,7 @@ class UpstreamCluster:
             self._retiring.cancel()
             self._retiring = None
         masters = set(self._table.masters)
-        for address, node in [each for each in self._nodes.items() if each[0] not in masters]:
+        for address, node in [item for item in self._nodes.items() if item[0] not in masters]:
             if node.waiting:
                 self._retiring = self._loop.call_later(RETIRED_S, self._retire)
                 continue

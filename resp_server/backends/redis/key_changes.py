@@ -56,7 +56,7 @@ class KeyChanges:
             return "off"
         if self._refused:
             return self._refused
-        return ON if self._nodes and all(each.is_on for each in self._nodes.values()) else CONNECTING
+        return ON if self._nodes and all(node.is_on for node in self._nodes.values()) else CONNECTING
 
     @property
     def reason(self) -> str:
@@ -93,7 +93,7 @@ class KeyChanges:
         """Follow the keys that begin with these prefixes, and no others."""
         # Redis refuses prefixes that overlap.
         shortest = [
-            each for each in prefixes if not any(each != other and each.startswith(other) for other in prefixes)
+            prefix for prefix in prefixes if not any(prefix != other and prefix.startswith(other) for other in prefixes)
         ]
         wanted = sorted(set(shortest))
         if wanted == self._prefixes:
@@ -114,8 +114,8 @@ class KeyChanges:
             self._checking.cancel()
             self._checking = None
         nodes, self._nodes = self._nodes, {}
-        for each in nodes.values():
-            each.stop()
+        for node in nodes.values():
+            node.stop()
 
     def _check(self) -> None:
         """Follow all nodes that have keys, and no others."""

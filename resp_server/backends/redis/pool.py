@@ -436,12 +436,12 @@ class UpstreamPool:
         connections = [*self.shared, *self.dedicated, *self._of_any_role]
         for idle in [each for each in self._of_any_role if each.is_idle]:
             self._of_any_role.release(idle.client)
-        late = next((each for each in connections if each.is_late(now_s, self.timeout_s)), None)
+        late = next((connection for connection in connections if connection.is_late(now_s, self.timeout_s)), None)
         if late is not None:  # the upstream is one process, so it answers no other connection either
             reason = f"it did not reply within {self.timeout_s:g} s"
             self.failed(late, reason)
-            for each in connections:
-                each.cut(reason)
+            for connection in connections:
+                connection.cut(reason)
 
 
 class _AnyRoleEvents:

@@ -38,11 +38,11 @@ class SlotTable:
 
     def __init__(self, owners: Sequence[Address | None]) -> None:
         self._owners = list(owners)
-        self.masters: Sequence[Address] = list(dict.fromkeys(each for each in owners if each is not None))
+        self.masters: Sequence[Address] = list(dict.fromkeys(owner for owner in owners if owner is not None))
         self.joined: list[Address] = []
         self._numbered: list[Address | None] = [None, *self.masters[:NUMBERED_MAX]]
         number_of: dict[Address | None, int] = {each: at for at, each in enumerate(self._numbered)}
-        self.numbers = bytes([number_of.get(each, 0) for each in owners])
+        self.numbers = bytes([number_of.get(owner, 0) for owner in owners])
 
     @classmethod
     def parse(cls, reply: bytes, node: Address) -> SlotTable:

@@ -72,13 +72,13 @@ class KeyAnalysis:
     """The keys of an upstream that were read."""
 
     def __init__(self, states: Sequence[AnalyzedState], rules: Sequence[Rule] = ()) -> None:
-        self._matcher = KeyMatcher([OwnedFormat(each.key_format, each.name) for each in states], rules)
+        self._matcher = KeyMatcher([OwnedFormat(state.key_format, state.name) for state in states], rules)
         self.by_rule = {
             rule.name: AnalyzedKeys(rule.keys.text, rule.owner, _state_of(rule, states), rule)
             for rule in rules
             if not rule.database
         }
-        self.by_state = {each.name: AnalyzedKeys(each.key_format, Owner.STATE, each) for each in states}
+        self.by_state = {state.name: AnalyzedKeys(state.key_format, Owner.STATE, state) for state in states}
         self._names = NameGroups()
         self.count = 0
 
@@ -152,7 +152,7 @@ def _state_of(rule: Rule, states: Sequence[AnalyzedState]) -> AnalyzedState | No
     """Return the only state that has the keys of a rule by the same names; None if there is not exactly one."""
     if rule.alias is not None:
         return None
-    found = [each for each in states if covers(rule.keys, KeyFormat.parse(each.key_format))]
+    found = [state for state in states if covers(rule.keys, KeyFormat.parse(state.key_format))]
     return found[0] if len(found) == 1 else None
 
 

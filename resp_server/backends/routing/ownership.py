@@ -73,7 +73,7 @@ class OwnershipChange(NamedTuple):
         if before.aliases != after.aliases:
             return True  # clients may know the key by another name
         databases = {*before.databases, *after.databases}
-        return any(before.decider(each)(key) != after.decider(each)(key) for each in databases)
+        return any(before.decider(database)(key) != after.decider(database)(key) for database in databases)
 
 
 class JobOwnership(NamedTuple):

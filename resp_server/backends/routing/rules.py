@@ -268,7 +268,7 @@ class _RuleReader:
                 self.mistakes.append(f"it has no '{setting}': one of {names}")
             return default
         value = self._row.pop(setting)
-        found = next((each for each in options if each.value == value), None)
+        found = next((option for option in options if option.value == value), None)
         if found is None:
             self.mistakes.append(f"{setting} is {_shortened(value)}; it must be one of {names}")
         return found

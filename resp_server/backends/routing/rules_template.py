@@ -38,7 +38,7 @@ def first_rules(rows: Sequence[AnalyzedKeys]) -> str:
 
 def _rule(row: AnalyzedKeys) -> str:
     assert row.state is not None
-    examples = ", ".join(printable(each.name) for each in row.samples[:EXAMPLES_SHOWN])
+    examples = ", ".join(printable(sample.name) for sample in row.samples[:EXAMPLES_SHOWN])
     keys = "1 key" if row.count == 1 else f"{row.count:,} keys"
     lines = [f"{row.state.name} would answer {keys} of the upstream, such as {examples}"]
     if row.other_types:

@@ -81,8 +81,8 @@ class ClusterEpochs:
     def set_common(self, common: dict[str, CommonEpoch]) -> None:
         """Set the epochs at which jobs are read whose log no server can read."""
         self.outages.common = common
-        for each in self.of_connections.values():
-            self.count(each)
+        for connection in self.of_connections.values():
+            self.count(connection)
         self.check_alignment()
 
     def find_removed_jobs(self, now_s: float, reported: set[str]) -> list[str]:
@@ -100,8 +100,8 @@ class ClusterEpochs:
             seen.pop(job, None)
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
         self.newest_shared = (self.newest,)
-        for each in self.of_connections.values():
-            each.set_counted(self._shared(each.counted))
+        for connection in self.of_connections.values():
+            connection.set_counted(self._shared(connection.counted))
         self.check_alignment()
 
     # -- for the stores of a server on this machine -------------------------------------------------------------------

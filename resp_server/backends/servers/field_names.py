@@ -77,7 +77,7 @@ class NamedHash(NamedTuple):
     def only_fields(self) -> Sequence[bytes] | None:
         """The fields that may have names; None: all of them."""
         fields = {rule.alias.only_field for rule in self.rules if rule.alias is not None}
-        return None if None in fields else [each for each in fields if each is not None]
+        return None if None in fields else [field for field in fields if field is not None]
 
     @property
     def request(self) -> Request:

@@ -81,7 +81,7 @@ def forward_exec(
     run: Callable[[], None],
 ) -> bool:
     """Forward a transaction; see `pipeline.transactions.TransactionBackend`."""
-    if forwarder is None or any(type(each) is LongRequest for each in requests):
+    if forwarder is None or any(type(request) is LongRequest for request in requests):
         return False
     packed = b"".join((PACKED_MULTI, *map(pack, requests), PACKED_EXEC))
     sink = ExecForwarderSink(batch, index, run, session.id, len(requests) + 1)

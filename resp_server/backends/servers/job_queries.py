@@ -45,7 +45,7 @@ class ServerReplies(NamedTuple):
     @property
     def error(self) -> bytes | None:
         """The first error among the replies."""
-        return next((each for each in self.replies if each[:1] == b"-"), None)
+        return next((reply for reply in self.replies if reply[:1] == b"-"), None)
 
 
 # Merges all servers' replies into one.
@@ -75,7 +75,7 @@ class JobQueries:
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
         def merge(servers: Sequence[ServerReplies]) -> bytes:
-            available = [each for each in servers if each.error is None]
+            available = [server for server in servers if server.error is None]
             if not available or len(available) < len(servers):
                 return next((each.error for each in servers if each.error), b"-CLUSTERDOWN no server is known\r\n")
             shares = shares_of(_slots_of(rows_in(each.replies[0]), job) for each in available)
@@ -88,9 +88,9 @@ class JobQueries:
         """Answer INFO by this proxy's own text and the servers' sections."""
 
         def merge(servers: Sequence[ServerReplies]) -> bytes:
-            available = [each for each in servers if each.error is None]
+            available = [server for server in servers if server.error is None]
             rows = [rows_in(each.replies[0]) for each in available]
-            shares = shares_of(_slots_of_first(each) for each in rows)
+            shares = shares_of(_slots_of_first(row) for row in rows)
             texts = [own] if own else []
             if "keyspace" in sections:
                 found = [text_in(each.replies[1]) for each in available]
@@ -103,8 +103,8 @@ class JobQueries:
 
     async def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> Answer:
         def merge(servers: Sequence[ServerReplies]) -> bytes:
-            failed = [each for each in servers if each.error is not None]
-            available = [rows_in(each.replies[0]) for each in servers if each.error is None]
+            failed = [server for server in servers if server.error is not None]
+            available = [rows_in(server.replies[0]) for server in servers if server.error is None]
             if failed and not available:
                 return failed[0].error or b""
             rows = merged(available)
@@ -117,13 +117,13 @@ class JobQueries:
 
     async def _query(self, requests: Sequence[Request], merge: MergeServers) -> Answer:
         """Send the same requests to the active server of each shard, and merge all replies."""
-        packed = [pack((*self._within, *each)) for each in requests]
+        packed = [pack((*self._within, *request)) for request in requests]
         shards = [(cluster, master) for cluster in self._clusters for master in cluster.slots.counts]
         addresses = [cluster.active_server(master) for cluster, master in shards]
         answers = await all_of([self._ask(*shard, each) for shard in shards for each in packed])
-        replies = iter([as_bytes(each.reply) for each in answers])
+        replies = iter([as_bytes(answer.reply) for answer in answers])
         try:
-            return Answer(merge([ServerReplies(each, list(islice(replies, len(packed)))) for each in addresses]))
+            return Answer(merge([ServerReplies(address, list(islice(replies, len(packed)))) for address in addresses]))
         except MALFORMED_REPLY_ERRORS as error:
             return Answer(malformed_reply(error))
 

@@ -116,7 +116,7 @@ class MessageDelivery:
     def slow(self, recipients: Sequence[Session]) -> set[Session]:
         """Return the clients to wait for: their output exceeds `output_pause_bytes`, and their time is not over yet."""
         pause_bytes = self.server.config.output_pause_bytes
-        full = {each for each in recipients if self.server.clients.output_bytes(each.id) > pause_bytes}
+        full = {recipient for recipient in recipients if self.server.clients.output_bytes(recipient.id) > pause_bytes}
         self._ignored_slow_clients -= set(recipients) - full
         return full - self._ignored_slow_clients
 

@@ -294,14 +294,14 @@ class PubsubRelay:
         """Iterate over the epochs of jobs that all shards have reached."""
         for number, cluster in enumerate(self._clusters):
             connections = [
-                cluster.connections.get(ConnectionKey(each, 2, False)) for each in self._active_servers(number)
+                cluster.connections.get(ConnectionKey(server, 2, False)) for server in self._active_servers(number)
             ]
             epochs = [
                 connection.epochs for connection in connections if connection is not None and connection.is_connected
             ]
             if epochs and len(epochs) == len(connections):
                 for job in set(epochs[0]).intersection(*epochs[1:]):
-                    yield (number, job), min(each[job] for each in epochs)
+                    yield (number, job), min(epoch[job] for epoch in epochs)
 
     # -- called by connections ----------------------------------------------------------------------------------------
 

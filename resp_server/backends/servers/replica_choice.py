@@ -40,7 +40,7 @@ class ReplicaChoice:
 
     def choose(self, epochs: Mapping[str, Epochs], now_s: float) -> str:
         """Choose and return the active server."""
-        usable = {each: epochs[each] for each in self.servers if each in epochs}
+        usable = {server: epochs[server] for server in self.servers if server in epochs}
         is_usable = self.active in usable
         if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):
             self._switch(freshest(usable))
@@ -93,7 +93,7 @@ class ActiveServers:
         """
         changes = []
         for shard in self._shards.values():
-            before, found = shard.active, {each: usable(each) for each in shard.servers}
+            before, found = shard.active, {server: usable(server) for server in shard.servers}
             epochs = {each: reached for each, reached in found.items() if reached is not None}
             if shard.choose(epochs, now_s) != before:
                 changes.append(Change(shard.master, before, shard.active))
@@ -104,7 +104,7 @@ class ActiveServers:
         return {
             shard.active
             for shard in self._shards.values()
-            if any(each != shard.active and usable(each) is not None for each in shard.servers)
+            if any(server != shard.active and usable(server) is not None for server in shard.servers)
         }
 
 

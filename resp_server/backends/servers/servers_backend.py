@@ -250,7 +250,7 @@ class ServersBackend:
 
     def recorded(self, session: Session, requests: Sequence[Request]) -> Iterable[tuple[Request, bool]]:
         """Return all queued requests: servers send no monitor lines, and do not know which client tracks keys."""
-        return ((each, True) for each in requests)
+        return ((request, True) for request in requests)
 
     def chunks_of(self, request: Request) -> Iterable[Request]:
         """Return a queued request as it is: a long one is not queued."""

@@ -93,8 +93,8 @@ class ServersExec(BackendExec):
         sent = [each for each in transactions if each.send(self._epochs.of(each), clock_ms, protocol)]
         if len(sent) == len(transactions):
             return True
-        reason = f"not all of {', '.join(each.address for each in transactions)} can be reached"
-        if any(each.is_given_up(protocol) for each in transactions):
+        reason = f"not all of {', '.join(transaction.address for transaction in transactions)} can be reached"
+        if any(transaction.is_given_up(protocol) for transaction in transactions):
             raise TryAgainError(reason)  # for longer than this transaction may wait
         await self._attempts.pause(reason)
         while not all(each.complete.is_finished for each in sent):
@@ -115,7 +115,7 @@ class ServersExec(BackendExec):
 
     async def _merged(self, plan: TransactionPlan, transactions: Sequence[ServerTransaction]) -> Answer:
         """Merge the servers' replies with the proxy's own, unless a watched key has changed."""
-        if any(each.is_aborted for each in transactions):
+        if any(transaction.is_aborted for transaction in transactions):
             return Answer(NOTHING_RUN[self._protocol], self._epochs.of_reply)
         replies: list[RawReply] = []
         turns = Turns(self._defer)
@@ -236,10 +236,10 @@ class Attempts:
 def _failed_in(transactions: Sequence[ServerTransaction]) -> Steps[list[tuple[ServerTransaction, bytes]]]:
     """Read the servers' replies; return the transactions that did not run, with their errors."""
     failed = []
-    for each in transactions:
-        error = yield from each.read()
+    for transaction in transactions:
+        error = yield from transaction.read()
         if error is not None:
-            failed.append((each, error))
+            failed.append((transaction, error))
     return failed
 
 

@@ -50,7 +50,7 @@ class SlotMap:
                 owners[first : last + 1] = [node.address] * (last + 1 - first)
         self.owners, self._ends = owners, None
         self.replicas = {
-            node.address: [each.address for each in topology.replicas(node) if each.health is Health.ONLINE]
+            node.address: [replica.address for replica in topology.replicas(node) if replica.health is Health.ONLINE]
             for node in topology.masters
         }
         self._set(owners)

@@ -172,8 +172,8 @@ class StateCluster:
     def _invalidate_slot_connections(self) -> None:
         if self._is_stopping:  # no further request is sent
             return
-        for each in self.slot_connections.values():
-            each.invalidate()
+        for connection in self.slot_connections.values():
+            connection.invalidate()
 
     def _main_connection(self, master: str, protocol: int = RESP2, *, opens: bool = False) -> ServerConnection | None:
         """Return the connection for look-ups to the active server of a master's shard.
@@ -382,7 +382,7 @@ class StateCluster:
     async def followed(self) -> None:
         """Wait until all connected servers have answered `follow_keys`; the others report keys once they are."""
         answers = []
-        for each in [each for each in self.connections.values() if each.is_connected]:
+        for each in [connection for connection in self.connections.values() if connection.is_connected]:
             answers.append(ReplyFuture())
             each.send(PING, ServerRequest(PING, 0, 2, self.deadline_s(), answers[-1], 0, each.key.address))
         for answer in answers:
@@ -430,8 +430,8 @@ class StateCluster:
     def _choose(self) -> Sequence[Change]:
         """Choose each shard's active server; return the shards where it has changed."""
         changes = self._active.choose(self._usable_epochs, self.access.clock())
-        for each in changes:
-            logger.info("%s: %s answers for the shard of %s", self.name, each.active, each.master)
+        for change in changes:
+            logger.info("%s: %s answers for the shard of %s", self.name, change.active, change.master)
         return changes
 
     def _apply_choice(self, changes: Sequence[Change], gone: Collection[str] = ()) -> None:
@@ -440,12 +440,12 @@ class StateCluster:
         Args:
             gone: Servers that answer for no slot any more, by a new topology. They may be mute.
         """
-        for each in changes:
+        for change in changes:
             self.tracking_lost()
-            slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == each.master]
-            self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(each.before)))
+            slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == change.master]
+            self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(change.before)))
         self._invalidate_slot_connections()
-        replaced = {*gone, *(each.before for each in changes)}
+        replaced = {*gone, *(change.before for change in changes)}
         for key, connection in list(self.connections.items()):
             if key.address not in self._server_addresses and connection.is_idle:
                 connection.close()
