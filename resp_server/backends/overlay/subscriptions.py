@@ -320,6 +320,10 @@ class OverlaySubscriptions:
         session = self._sessions.get(client)
         if session is None:
             return
+        if isinstance(frame, bytes) and frame[:1] == b"+":
+            if not self._lines_of(client).hides(frame):
+                self._send(client, frame)
+            return
         word = first_word(frame)
         if word in CONFIRMATIONS:  # not of a request: the slot of a shard's channel has moved
             self._clients.cut(client, "the slot of a channel has moved to another node of the upstream")
@@ -330,10 +334,10 @@ class OverlaySubscriptions:
         notified = notified_key(frame)
         if notified is not None and self._is_dropped(*notified):
             return
-        if isinstance(frame, bytes) and frame[:1] == b"+" and self._lines_of(client).hides(frame):
-            return
         first, *others = [frame] if isinstance(frame, bytes) else frame.texts
-        texts = in_protocol(first, session.protocol), *others
+        self._send(client, in_protocol(first, session.protocol), *others)
+
+    def _send(self, client: int, *texts: bytes) -> None:
         if client in self._held:
             self._held[client] += texts
             return

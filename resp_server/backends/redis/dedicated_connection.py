@@ -211,9 +211,12 @@ class DedicatedConnection(UpstreamConnection):
     def _take_push(self, reply: RawReply) -> bool:
         """Handle a frame that is no reply; False: it is one."""
         kind = reply[:1] if isinstance(reply, bytes) else reply.texts[0][:1]
-        if kind == b"+":
-            is_push = self.is_monitor and is_monitor_line(reply)
-        elif kind == b"*":
+        if kind == b"+":  # a monitor gets many
+            is_line = self.is_monitor and is_monitor_line(reply)
+            if is_line:
+                self._owner.on_push(self.client, reply)
+            return is_line
+        if kind == b"*":
             # In RESP2 a subscriber gets no arrays as replies; in RESP3 no arrays are pushes.
             is_subscriber = self.is_listening or self._confirmed_request is not None
             is_push = self.protocol == 2 and is_subscriber and first_word(reply) in (MESSAGES | CONFIRMATIONS)
