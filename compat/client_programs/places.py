@@ -6,6 +6,7 @@
 | tls      | the same over TLS, with an ACL user                       | the same replica over TLS, with an ACL user  |
 | cluster  | a registry and two state servers, of which one is killed  | a Redis Cluster, of which a master is killed |
 
+A program of a cluster's client gets the address of one node, which goes on.
 All have the same states. With an upstream, and at a redis-server alone, programs have keys of their own, too.
 """
 
@@ -178,7 +179,7 @@ class RealNodes(RealCluster):
         eventually(lambda: all(map(_has_replica, self.nodes)), awaited="the masters to know their replicas")
 
     def environment(self) -> dict[str, str]:
-        return variables(CLUSTER, self.nodes[-1].port)
+        return variables(CLUSTER, self.nodes[0].port)
 
     def put(self, key: str, value: str) -> None:
         call(self._owner(key), "SET", key, value)

@@ -3,7 +3,8 @@
 
 use std::env::var;
 use std::io::stdin;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// How many texts the states have: job:text:000 to job:text:299, each with its number.
 pub const TEXTS: usize = 300;
@@ -43,4 +44,16 @@ pub fn ask(words: &str) {
     println!("! {words}");
     let mut answer = String::new();
     assert!(stdin().read_line(&mut answer).unwrap() > 0, "the runner has ended");
+}
+
+/// Call until the result is right, and return it; errors meanwhile are no results.
+pub fn until<T: std::fmt::Debug, E: std::fmt::Debug>(mut find: impl FnMut() -> Result<T, E>, is_right: impl Fn(&T) -> bool) -> Result<T, String> {
+    let end = Instant::now() + WAIT_MAX;
+    loop {
+        match find() {
+            Ok(found) if is_right(&found) => return Ok(found),
+            other if Instant::now() > end => return Err(format!("still {other:?}")),
+            _ => sleep(Duration::from_millis(10)),
+        }
+    }
 }

@@ -268,6 +268,8 @@ func cluster() {
 	Step("MGET of one slot", func() (any, error) { return client.MGet(ctx, "job:text:{a}", "job:text:{a}b").Result() })
 	Step("a pipeline", func() (any, error) { return pipeline(client) })
 	Step("a map", func() (any, error) { return client.HGetAll(ctx, "job:map:flight").Result() })
+	byDefault := subscriber(&redis.ClusterOptions{Addrs: []string{Address}})
+	eachSecond := subscriber(&redis.ClusterOptions{Addrs: []string{Address}, ClusterStateReloadInterval: time.Second})
 	Step("after a server's end", func() (any, error) {
 		Ask("kill", Text(7))
 		return UntilEqual(read, expected)
@@ -276,6 +278,40 @@ func cluster() {
 		Ask("put", "job:text:live", "2")
 		return UntilEqual(client.Get(ctx, "job:text:live").Result, "2")
 	})
+	Step("a subscription that reads the slots each second", func() (any, error) {
+		_, err := eachSecond(client)
+		return "goes on", err
+	})
+	Step("a subscription by default goes on after a minute", func() (any, error) {
+		since, err := byDefault(client)
+		return since >= time.Minute, err
+	})
+}
+
+// subscriber subscribes to a channel of the node that will end. The result sends messages to the channel until one arrives, and returns
+// the time since the subscription. The client only subscribes: what else a client asks finds out that the node has ended.
+func subscriber(options *redis.ClusterOptions) func(*redis.ClusterClient) (time.Duration, error) {
+	channel := "own:{" + Text(7) + "}"
+	start := time.Now()
+	subscription := redis.NewClusterClient(options).Subscribe(ctx, channel)
+	if _, err := subscription.Receive(ctx); err != nil {
+		panic(err)
+	}
+	messages := subscription.Channel()
+	return func(client *redis.ClusterClient) (time.Duration, error) {
+		_, err := UntilEqual(func() (bool, error) {
+			if err := client.Publish(ctx, channel, "hello").Err(); err != nil {
+				return false, err
+			}
+			select {
+			case <-messages:
+				return true, nil
+			default:
+				return false, nil
+			}
+		}, true)
+		return time.Since(start), err
+	}
 }
 
 func sorted(texts []string, err error) ([]string, error) {
