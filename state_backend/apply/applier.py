@@ -141,6 +141,7 @@ class Applier:
         self._clock = clock
         self._compactor = compactor
         self._records_events = False
+        self.before_epoch: Callable[[], None] = lambda: None  # called when an epoch was found
         self._stores = StoreFolder(Path(folder) / job, map_bytes_max, is_verified=is_verified)
         self._store: LmdbStore | None = None
         self._copies = StoreCopies()
@@ -216,7 +217,7 @@ class Applier:
         self._desired.set(slots)
 
     def record_events(self, is_on: bool) -> None:
-        """Record events of keys from the next step on, or stop recording."""
+        """Record events of keys from the next epoch on, or stop recording."""
         self._records_events = is_on
 
     def set_up_log(self, inherited: str) -> None:
@@ -415,6 +416,8 @@ class Applier:
 
     def _apply(self, current: CurrentGeneration, epoch: Epoch) -> None:
         assert self._store is not None
+        # A client that subscribed before the epoch was committed gets its events, also if the step began before.
+        self.before_epoch()
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
         progress = self._progress
@@ -597,14 +600,15 @@ def follow_until_end(
 
     It also ends once the applier rests. Two steps without work are LOOK_EVERY_S apart, however many lines there are.
     """
-    rest = b""
-    filesystem = applier.log.filesystem
+    lines, filesystem = ServerLines(applier, input_file), applier.log.filesystem
+    applier.before_epoch = lines.obey_sent
     first_s = filesystem.probe_interval_s if probe_interval_s is None else probe_interval_s
     rhythm = Rhythm(first_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
     is_notified = False
     while True:
         before, epochs, began_s = applier.last_report, applier.applied_epochs, time.monotonic()
         has_more = applier.step()
+        has_more |= (were_sent := lines.pop_were_sent())
         now_s = time.monotonic()
         rhythm.looked(
             now_s,
@@ -612,9 +616,9 @@ def follow_until_end(
             epochs=applier.applied_epochs - epochs,
             was_announced=is_notified,
         )
-        ready, _, _ = select.select([input_file], [], [], 0 if has_more else rhythm.pause_s(now_s))
-        is_notified = bool(ready)
-        if not ready:
+        is_notified = lines.wait(0 if has_more else rhythm.pause_s(now_s))
+        if not is_notified:
+            is_notified = were_sent
             if applier.rest(rest_after_s):
                 return
             if not has_more:
@@ -622,40 +626,68 @@ def follow_until_end(
             continue
         if not has_more:
             time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
-        if (read := _obey_lines(applier, input_file, rest)) is None:
+        if not lines.obey():
             return
-        rest = read
 
 
 def apply_past(applier: Applier, input_file: int, epoch: int) -> None:
     """Apply the epochs up to a past one, and then wait until the input ends: the log is not followed."""
-    rest: bytes | None = b""
-    while rest is not None and (applier.step() or applier.last_report.get("applied") != epoch):
-        ready, _, _ = select.select([input_file], [], [], PAST_RETRY_S if applier.last_report.get("error") else 0)
-        if ready:
-            rest = _obey_lines(applier, input_file, rest)
-    while rest is not None:
-        rest = _obey_lines(applier, input_file, rest)
+    lines, is_open = ServerLines(applier, input_file), True
+    while is_open and (applier.step() or applier.last_report.get("applied") != epoch):
+        if lines.wait(PAST_RETRY_S if applier.last_report.get("error") else 0):
+            is_open = lines.obey()
+    while is_open:
+        is_open = lines.obey()
 
 
-def _obey_lines(applier: Applier, input_file: int, rest: bytes) -> bytes | None:
-    """Read lines from the input, the first one after `rest`, and obey them; return the new rest, None at the end."""
-    read = os.read(input_file, 65536)
-    if not read:
-        return None
-    *lines, rest = (rest + read).split(b"\n")
-    for line in lines:
-        if line.startswith(b"events"):
-            applier.record_events(line.endswith(b"on"))
-        elif line.startswith(b"slots"):
-            _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
-        elif line.startswith(b"log "):
-            applier.set_up_log(line[len(b"log ") :].decode())
-        elif announced := re.fullmatch(rb"epoch (\d+) (-?\d+)", line):
-            applier.announced(int(announced[1]), int(announced[2]))
-        else:
-            applier.check_all()
-    return rest[:LINE_BYTES_MAX]
+class ServerLines:
+    """The lines that the server sends to an applier.
+
+    Args:
+        descriptor: What they are read from.
+    """
+
+    def __init__(self, applier: Applier, descriptor: int) -> None:
+        self._applier, self._descriptor = applier, descriptor
+        self._rest = b""
+        self._were_sent = False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for lines, for at most so long; return whether there are any, or the input has ended."""
+        return bool(select.select([self._descriptor], [], [], seconds)[0])
+
+    def obey(self) -> bool:
+        """Read and obey lines; return False at the end of the input."""
+        read = os.read(self._descriptor, 65536)
+        if not read:
+            return False
+        *lines, rest = (self._rest + read).split(b"\n")
+        self._rest = rest[:LINE_BYTES_MAX]
+        for line in lines:
+            _obey(self._applier, line)
+        return True
+
+    def obey_sent(self) -> None:
+        """Obey the lines that are there, between a step's search for an epoch and its application."""
+        self._were_sent |= self.wait(0) and self.obey()
+
+    def pop_were_sent(self) -> bool:
+        """Return whether the last step has obeyed lines, of which some are for the next step."""
+        were_sent, self._were_sent = self._were_sent, False
+        return were_sent
+
+
+def _obey(applier: Applier, line: bytes) -> None:
+    if line.startswith(b"events"):
+        applier.record_events(line.endswith(b"on"))
+    elif line.startswith(b"slots"):
+        _set_slots(applier, line[len(b"slots") :].decode("ascii", "replace"))
+    elif line.startswith(b"log "):
+        applier.set_up_log(line[len(b"log ") :].decode())
+    elif announced := re.fullmatch(rb"epoch (\d+) (-?\d+)", line):
+        applier.announced(int(announced[1]), int(announced[2]))
+    else:
+        applier.check_all()
 
 
 def _set_slots(applier: Applier, text: str) -> None:

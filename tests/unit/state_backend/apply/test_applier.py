@@ -756,3 +756,22 @@ def test_an_applier_ends_with_its_input_after_the_step_in_hand(followed: Followe
     follow_until_end(followed.applier, reading, 60.0)
     os.close(reading)
     assert followed.known["applied"] == 0
+
+
+def test_a_step_records_the_events_of_an_epoch_that_was_committed_after_they_were_requested(followed: Followed) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    reading, writing = os.pipe()
+    os.write(writing, b"events on\n")
+    os.close(writing)
+    writer.publish([put(b"b")])
+    follow_until_end(followed.applier, reading, 60.0)  # its first step is before it reads the input
+    os.close(reading)
+    assert followed.known["applied"] == 1
+    assert followed.applier.store is not None
+    with followed.applier.store.snapshot(NOW_MS) as snapshot:
+        stored = snapshot.stored_event_batches()
+        assert stored is not None
+        batch = snapshot.events(stored.first)
+        assert batch is not None and batch.epoch == 1
