@@ -182,6 +182,11 @@ class Connection:
         self.send(request(*words))
         return self.read()
 
+    def call_each(self, *lines: str) -> list[Any]:
+        """Send requests in one write, whose words have spaces between them; return the replies as plain values."""
+        self.send(requests(line.encode().split(b" ") for line in lines))
+        return [self.read().plain for _ in lines]
+
     def _receive(self) -> bytes:
         try:
             return self._socket.recv(1 << 20)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
 from compat.conformance.wire import Connection
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.net.client import Client
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change
 
 # A proxy's patience with servers that share a busy machine: as long as it may be.
 PATIENT = ("--server-timeout", "60000")
@@ -69,3 +73,37 @@ class Nodes:
         return self._stack.enter_context(
             sparkis_proxy(self.topology, *PATIENT, *options, server_password=self._server_password)
         )
+
+
+class PublishedNodes(Nodes):
+    """Two servers with half of the slots each, a proxy, and a writer that tells the servers of each epoch.
+
+    options: those of each server.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        states: Sequence[StateDescriptor],
+        first: Iterable[Change],
+        options: Sequence[Sequence[str]] = ((), ()),
+    ) -> None:
+        super().__init__(folder, stack, *HALVES)
+        self.writer = stack.enter_context(LogWriter(self.log, "job", states))
+        self.epoch = -1
+        self.controls: list[Client] = []
+        self.publish_changes(first)
+        self.servers = [self.start(at, *each) for at, each in enumerate(options)]
+        self.controls = [
+            Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
+            for each in self.servers
+        ]
+        self.proxy = self.start_proxy()
+
+    def publish_changes(self, changes: Iterable[Change]) -> None:
+        """Publish an epoch, and tell both servers."""
+        self.epoch += 1  # first: a client may be faster than this process
+        self.writer.publish(list(changes))
+        for control in self.controls:
+            control.call("NOTICE", "job", str(self.epoch))

@@ -33,17 +33,9 @@ def test_blocking_command_outlasts_upstream_timeout(client: Connection, direct: 
     assert client.read().plain == [b"q", b"job"]
 
 
-def leave_by_closing(connection: Connection) -> None:
-    connection.__exit__()
-
-
-def leave_by_closing_one_direction(connection: Connection) -> None:
-    connection.end()
-
-
 @pytest.mark.parametrize("behind", [b"", request("GET", "a") * 4000])
-@pytest.mark.parametrize("leave", [leave_by_closing, leave_by_closing_one_direction])
-def test_blocked_client_that_leaves_takes_no_element(
+@pytest.mark.parametrize("leave", [Connection.__exit__, Connection.end])
+def test_leaving_blocked_client_takes_no_element(
     overlay: Overlay, direct: Connection, leave: Callable[[Connection], None], behind: bytes
 ) -> None:
     client = overlay.proxy.connect()
@@ -56,31 +48,20 @@ def test_blocked_client_that_leaves_takes_no_element(
     assert direct.call("LRANGE", "q", 0, -1).plain == [b"job"]
 
 
-def test_blocked_client_after_its_eof_takes_no_element(
-    overlay: Overlay, client: Connection, direct: Connection
+@pytest.mark.parametrize(
+    "end", [Connection.end, pytest.param(Connection.reset, marks=[pytest.mark.compiled, on_linux])]
+)
+def test_ended_blocked_client_takes_no_element_of_later_push(
+    overlay: Overlay, client: Connection, direct: Connection, end: Callable[[Connection], None]
 ) -> None:
     for _ in range(50):
         with overlay.proxy.connect() as blocked:
             blocked.send(request("BLPOP", "q", "0"))
             wait_until_blocked(direct)
-            blocked.end()
-            assert blocked.read_to_end() == b""
-            client.send(request("RPUSH", "q", "job") + request("LPOP", "q"))
-            assert [client.read().plain for _ in range(2)] == [1, b"job"]
-
-
-@pytest.mark.compiled
-@on_linux
-def test_blocked_client_after_its_reset_takes_no_element(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
-    for _ in range(50):
-        blocked = overlay.proxy.connect()
-        blocked.send(request("BLPOP", "q", "0"))
-        wait_until_blocked(direct)
-        blocked.reset()
-        client.send(request("RPUSH", "q", "job") + request("LPOP", "q"))
-        assert [client.read().plain for _ in range(2)] == [1, b"job"]
+            end(blocked)
+            if end is Connection.end:
+                assert blocked.read_to_end() == b""
+            assert client.call_each("RPUSH q job", "LPOP q") == [1, b"job"]
 
 
 def test_blocking_command_at_end_of_input_does_not_block(overlay: Overlay, direct: Connection) -> None:
@@ -146,9 +127,7 @@ def test_suppressed_reply_of_blocking_command_delays_next_request(client: Connec
     assert client.read().plain == 1
 
 
-def test_blocked_client_is_disconnected_when_upstream_dies(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_dead_upstream_disconnects_blocked_client(overlay: Overlay, client: Connection, direct: Connection) -> None:
     client.send(request("SET", "k", "1") + request("BLPOP", "q", "0") + request("GET", "k"))
     wait_until_blocked(direct)
     overlay.signal_upstream(signal.SIGKILL)
@@ -161,9 +140,7 @@ def test_blocked_client_is_disconnected_when_upstream_dies(
         assert other.call("BLPOP", "q", "0.01").plain is None
 
 
-def test_blocked_client_is_disconnected_when_dedicated_connection_is_cut(
-    client: Connection, direct: Connection
-) -> None:
+def test_cut_dedicated_connection_disconnects_blocked_client(client: Connection, direct: Connection) -> None:
     client.send(request("BLPOP", "q", "0"))
     wait_until_blocked(direct)
     direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -220,10 +197,8 @@ def test_wait_covers_writes_before_dedicated_connection(overlay: Overlay, direct
         replica.process.send_signal(signal.SIGSTOP)
         try:
             with overlay.proxy.connect() as client:
-                client.send(request("SET", "k", "2") + request("WAIT", 1, 50) + request("GET", "k"))
-                assert [client.read().plain for _ in range(3)] == [b"OK", 0, b"2"]
+                assert client.call_each("SET k 2", "WAIT 1 50", "GET k") == [b"OK", 0, b"2"]
                 client.call("BLPOP", "none", "0.001")
-                client.send(request("SET", "k", "3") + request("WAIT", 1, 50))
-                assert [client.read().plain for _ in range(2)] == [b"OK", 0]
+                assert client.call_each("SET k 3", "WAIT 1 50") == [b"OK", 0]
         finally:
             replica.process.send_signal(signal.SIGCONT)

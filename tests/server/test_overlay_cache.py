@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from functools import partial
 from random import Random
+from threading import Event
+from time import sleep
 
 import pytest
 
 from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
+from tests.meanwhile import meanwhile
 from tests.server.overlay import Overlay
 
 TIMED = """
@@ -99,9 +102,7 @@ def test_cached_replies_keep_order_of_requests(overlay: Overlay, client: Connect
     assert hits(overlay) == before + sum(each < len(lines) for each in drawn)
 
 
-def test_cached_reply_of_several_keys_ends_when_one_changes(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_cached_reply_of_keys_ends_when_one_changes(overlay: Overlay, client: Connection, direct: Connection) -> None:
     for prefix in ("page", "exact"):
         both = [f"{prefix}:1", f"{prefix}:2"]
         direct.call("MSET", both[0], "one", both[1], "two")
@@ -152,30 +153,18 @@ def test_write_ends_cached_reply_before_later_reads_of_its_client(
 
 
 def test_cache_never_answers_older_value_than_own_write(overlay: Overlay, client: Connection) -> None:
-    is_over = threading.Event()
-
-    def read() -> None:
+    def read(is_over: Event) -> None:
         with overlay.proxy.connect() as reader:
             while not is_over.is_set():
-                reader.send(request("GET", "page:2") * 20)
-                for _ in range(20):
-                    reader.read()
+                reader.call_each(*["GET page:2"] * 20)
 
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for each in readers:
-        each.start()
-    try:
+    with meanwhile(read, read):
         for number in range(500):
             if number % 2:
                 client.call("SET", "page:2", number)
                 assert client.call("GET", "page:2").plain == b"%d" % number
             else:
-                client.send(request("SET", "page:2", number) + request("GET", "page:2"))
-                assert [client.read().plain for _ in range(2)] == [b"OK", b"%d" % number]
-    finally:
-        is_over.set()
-        for each in readers:
-            each.join()
+                assert client.call_each(f"SET page:2 {number}", "GET page:2") == [b"OK", b"%d" % number]
 
 
 def test_change_at_upstream_ends_cached_reply(overlay: Overlay, client: Connection, direct: Connection) -> None:
@@ -186,9 +175,7 @@ def test_change_at_upstream_ends_cached_reply(overlay: Overlay, client: Connecti
     eventually(lambda: client.call("GET", "page:1").plain is None)
 
 
-def test_cache_is_not_read_by_clients_that_watch_or_track(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_watching_and_tracking_clients_bypass_cache(overlay: Overlay, client: Connection, direct: Connection) -> None:
     client.call("GET", "page:1")
     with overlay.proxy.connect() as other:
         other.call("HELLO", 3)
@@ -230,9 +217,7 @@ def test_cache_without_tracking_ends_by_time(overlay: Overlay, direct: Connectio
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_exact_cache_ends_with_change_not_by_time(
-    overlay: Overlay, client: Connection, direct: Connection, protocol: int
-) -> None:
+def test_exact_cache_ends_with_change(overlay: Overlay, client: Connection, direct: Connection, protocol: int) -> None:
     client.call("HELLO", protocol)
     direct.call("SET", "exact:1", "one")
     assert [client.call("GET", "exact:1").plain for _ in range(2)] == [b"one"] * 2
@@ -240,8 +225,7 @@ def test_exact_cache_ends_with_change_not_by_time(
     assert client.call("GET", "exact:1").plain == b"one" and hits(overlay) == before + 1
     direct.call("SET", "exact:1", "two")
     eventually(lambda: client.call("GET", "exact:1").plain == b"two")
-    client.send(request("SET", "exact:1", "own") + request("GET", "exact:1") + request("GET", "exact:1"))
-    assert [client.read().plain for _ in range(3)] == [b"OK", b"own", b"own"]
+    assert client.call_each("SET exact:1 own", "GET exact:1", "GET exact:1") == [b"OK", b"own", b"own"]
 
 
 READS = [["GET", "exact:2"], ["GETRANGE", "exact:2", "0", "-1"], ["MGET", "exact:2", "other"], ["TTL", "exact:2"]]
@@ -257,11 +241,9 @@ def numbers_in(reply: Reply) -> list[int]:
 
 def test_exact_cache_never_answers_older_value_after_newer_one(overlay: Overlay, direct: Connection) -> None:
     """Values grow, by a client of the upstream. Clients of the proxy read them by all kinds of reads."""
-    is_over = threading.Event()
-    wrong: list[list[int]] = []
     before = hits(overlay)
 
-    def read(seed: int) -> None:
+    def read(seed: int, is_over: Event) -> None:
         chosen, last = Random(seed), 0
         with overlay.proxy.connect() as reader:
             while not is_over.is_set():
@@ -269,27 +251,18 @@ def test_exact_cache_never_answers_older_value_after_newer_one(overlay: Overlay,
                 lines = [*READS[start:], ["GET", "exact:2"], *READS[:3]] if start < 7 else READS[10:]
                 reader.send(b"".join(request(*line) for line in lines))
                 seen = [number for _ in lines for number in numbers_in(reader.read())]
-                if [last, *seen] != sorted([last, *seen]):
-                    wrong.append([last, *seen])
+                assert [last, *seen] == sorted([last, *seen])
                 last = seen[-1]
 
     direct.call("SET", "exact:2", "1001")
-    readers = [threading.Thread(target=read, args=[seed]) for seed in range(3)]
-    for each in readers:
-        each.start()
-    for number in range(400):
-        direct.call("SET", "exact:2", 1002 + number)
-        is_over.wait(number % 4 / 1000)  # else nothing stays cached until it is read again
-    eventually(lambda: hits(overlay) > before)
-    is_over.set()
-    for each in readers:
-        each.join()
-    assert not wrong
+    with meanwhile(*(partial(read, seed) for seed in range(3))):
+        for number in range(400):
+            direct.call("SET", "exact:2", 1002 + number)
+            sleep(number % 4 / 1000)  # else nothing stays cached until it is read again
+        eventually(lambda: hits(overlay) > before)
 
 
-def test_exact_cache_is_empty_while_upstream_reports_no_changes(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_exact_cache_needs_reports_of_changes(overlay: Overlay, client: Connection, direct: Connection) -> None:
     direct.call("SET", "exact:3", "one")
     assert client.call("GET", "exact:3").plain == client.call("GET", "exact:3").plain == b"one"
     for line in direct.call("CLIENT", "LIST").plain.decode().splitlines():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.cluster import RedisCluster as ClusterClient
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import Connection, replies_to, request, requests, scanned
+from compat.conformance.wire import Connection, replies_to, request, scanned
 from compat.waiting import eventually
 from state_backend.model.slots import slot_of
 from tests.server.overlay import Overlay
@@ -142,18 +141,14 @@ def test_cluster_subscriber_of_resp2_is_refused_at_all_nodes(client: Connection,
 
 
 @pytest.mark.parametrize("channel", ["SUBSCRIBE news", "SSUBSCRIBE news", "SUBSCRIBE __keyevent@0__:set"])
-def test_cluster_subscriber_of_resp2_cannot_monitor_at_any_node(
-    client: Connection, notifying: None, channel: str
-) -> None:
+def test_cluster_subscriber_of_resp2_cannot_monitor(client: Connection, notifying: None, channel: str) -> None:
     assert client.call(*channel.split(" ")).plain[2] == 1
     assert client.call("MONITOR").plain.startswith(b"ERR Can't execute 'monitor': only (P|S)SUBSCRIBE")
     assert client.call("CLIENT", "TRACKING", "ON").plain.startswith(b"ERR Can't execute 'client|tracking': only (P|S)")
     assert client.call("PING").plain == [b"pong", b""]
 
 
-def test_cluster_watch_of_moved_slot_is_tried_again(
-    cluster: RedisCluster, overlay: Overlay, client: Connection
-) -> None:
+def test_cluster_watch_of_moved_slot_is_retried(cluster: RedisCluster, overlay: Overlay, client: Connection) -> None:
     name = "watched"
     home, target = cluster.master_of(name), next(each for each in cluster.nodes if each is not cluster.master_of(name))
     with overlay.start_before(cluster).connect() as stale:
@@ -165,12 +160,6 @@ def test_cluster_watch_of_moved_slot_is_tried_again(
         cluster.move(name, home)
 
 
-def replies_of(client: Connection, pipeline: Sequence[str]) -> list[Any]:
-    """Send requests in one write; return the replies."""
-    client.send(requests([line.encode().split() for line in pipeline]))
-    return [client.read().plain for _ in pipeline]
-
-
 def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: RedisCluster, overlay: Overlay) -> None:
     home = cluster.master_of("follows")
     target = next(each for each in cluster.nodes if each is not home)
@@ -178,46 +167,42 @@ def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: Red
     with overlay.start_before(cluster).connect() as stale:
         assert stale.call("SET", "{follows}1", 1).plain == b"OK"  # its connection to the node is open
         cluster.move("{follows}1", target)
-        found = replies_of(stale, [*transaction, "INCR {follows}1", *transaction, "GET {follows}1"])
+        found = stale.call_each(*transaction, "INCR {follows}1", *transaction, "GET {follows}1")
     assert found == [b"OK", *[b"QUEUED"] * 2, [2, b"2"], 3, b"OK", *[b"QUEUED"] * 2, [4, b"4"], b"4"]
     with overlay.start_before(cluster).connect() as stale:
-        assert replies_of(stale, ["GET {follows}1", "MULTI"]) == [b"4", b"OK"]
-        assert replies_of(stale, ["INCR {follows}1"]) == [b"QUEUED"]
+        assert stale.call_each("GET {follows}1", "MULTI") == [b"4", b"OK"]
+        assert stale.call_each("INCR {follows}1") == [b"QUEUED"]
         cluster.move("{follows}1", home)
-        assert replies_of(stale, ["EXEC", "GET {follows}1"]) == [[5], b"5"]
+        assert stale.call_each("EXEC", "GET {follows}1") == [[5], b"5"]
 
 
-def test_cluster_transaction_of_a_slot_that_is_being_moved_runs_nothing(
-    cluster: RedisCluster, client: Connection
-) -> None:
+def test_cluster_transaction_of_migrating_slot_runs_nothing(cluster: RedisCluster, client: Connection) -> None:
     home = cluster.master_of("asks")
     target = next(each for each in cluster.nodes if each is not home)
     pipeline = ["SET {asks}2 1", "MULTI", "SET {asks}2 2", "INCR {asks}1", "EXEC", "GET {asks}2"]
     assert client.call("SET", "{asks}2", 0).plain == b"OK"
     with cluster.begin_move("{asks}1", target) as source:
-        found = replies_of(client, pipeline)
+        found = client.call_each(*pipeline)
         assert found[:4] == [b"OK", b"OK", b"QUEUED", b"QUEUED"]
         assert found[4].startswith(b"EXECABORT ") and found[5] == b"1"
         cluster.move_key(source, "{asks}2", target)
     cluster.end_move("{asks}1", target)
-    assert replies_of(client, pipeline) == [b"OK", b"OK", b"QUEUED", b"QUEUED", [b"OK", 1], b"2"]
+    assert client.call_each(*pipeline) == [b"OK", b"OK", b"QUEUED", b"QUEUED", [b"OK", 1], b"2"]
     cluster.move("{asks}2", home)
 
 
-def test_cluster_transaction_that_a_node_refuses_has_its_errors(client: Connection) -> None:
+def test_cluster_transaction_has_errors_of_refusing_node(client: Connection) -> None:
     assert client.call("SET", "a", 1).plain == b"OK"
-    found = replies_of(client, ["MULTI", "SET a", "SET a 2", "EXEC", "GET a"])
+    found = client.call_each("MULTI", "SET a", "SET a 2", "EXEC", "GET a")
     assert found[1:3] == [b"ERR wrong number of arguments for 'set' command", b"QUEUED"]
     assert found[3].startswith(b"EXECABORT ") and found[4] == b"1"
-    found = replies_of(client, ["MULTI", "SET a 2", "SET b 2", "EXEC", "GET a"])  # a and b are at two nodes
+    found = client.call_each("MULTI", "SET a 2", "SET b 2", "EXEC", "GET a")  # a and b are at two nodes
     assert found[3].startswith(b"EXECABORT ") and found[4] == b"1"
-    found = replies_of(client, ["MULTI", "LPUSH a 1", "SET a 2", "EXEC"])
+    found = client.call_each("MULTI", "LPUSH a 1", "SET a 2", "EXEC")
     assert found[3] == [b"WRONGTYPE Operation against a key holding the wrong kind of value", b"OK"]
 
 
-def test_cluster_moved_shard_channel_disconnects_subscriber(
-    cluster: RedisCluster, proxy: Running, client: Connection
-) -> None:
+def test_cluster_moved_channel_ends_subscriber(cluster: RedisCluster, proxy: Running, client: Connection) -> None:
     client.call("HELLO", 3)
     assert client.call("SET", "{moved}1", "v").plain == b"OK"
     assert client.call("SSUBSCRIBE", "moved").plain == [b"ssubscribe", b"moved", 1]
@@ -302,7 +287,7 @@ def test_cluster_slots_are_one_node(proxy: Running, client: Connection) -> None:
     assert client.call("CLUSTER", "COUNTKEYSINSLOT", 1).is_error
 
 
-def test_cluster_transaction_with_command_whose_keys_are_unknown(client: Connection) -> None:
+def test_cluster_transaction_with_unknown_keys(client: Connection) -> None:
     assert [client.call(*line.split()).plain for line in ("MULTI", "SET a 1", "EVAL x 2 a", "EXEC")][-1] == [
         b"OK",
         b"ERR Number of keys can't be greater than number of args",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
+from tests.meanwhile import meanwhile, repeated
 from tests.server.overlay import Overlay, sparkis
 
 PREFERRED = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
@@ -16,19 +16,8 @@ RULES = ""  # at first
 
 def test_reload_beside_legacy_writer_is_refused(overlay: Overlay, client: Connection, direct: Connection) -> None:
     overlay.routes.write_text(PREFERRED)
-    is_over = threading.Event()
-
-    def copy() -> None:
-        while not is_over.wait(0.01):
-            direct.call("SET", "job:speed:1", "a copy")
-
-    copier = threading.Thread(target=copy)
-    copier.start()
-    try:
+    with meanwhile(repeated(lambda: direct.call("SET", "job:speed:1", "a copy"), 0.01)):
         refused = client.call("STATE", "RELOAD").plain.decode()
-    finally:
-        is_over.set()
-        copier.join()
     assert refused.startswith(
         "ERR the rules stay as they were: rule 'aside': owner = \"prefer-state\" beside a program"
     )
@@ -60,34 +49,24 @@ def test_reload_without_legacy_writer_succeeds_and_later_one_is_reported(
     assert found.returncode == 1 and "beside a program that still writes" in found.stderr
 
 
-def test_start_and_confirm_beside_legacy_writer_are_refused(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_start_beside_legacy_writer_is_refused(overlay: Overlay, client: Connection, direct: Connection) -> None:
     overlay.use_rules(PREFERRED.replace("aside", "beside"))
-    is_over = threading.Event()
-
-    def copy() -> None:
-        with overlay.upstream.connect() as connection:
-            while not is_over.wait(0.05):
-                connection.call("SET", "job:speed:1", "a copy")
-
-    copier = threading.Thread(target=copy)
-    copier.start()
-    try:
+    with meanwhile(repeated(lambda: direct.call("SET", "job:speed:1", "a copy"), 0.05)):
         eventually(lambda: overlay.info()["copiers"] == "beside")
         assert client.call("STATE", "RELEASE", "job").plain
         refused = client.call("STATE", "CONFIRM", "job").plain.decode()
         assert refused.startswith("ERR job 'job' is not confirmed: rule 'beside': owner = \"prefer-state\" beside")
         command = [
-            *(sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(overlay.topology), "--port", "0"),
-            *(
-                "--upstream",
-                f"redis://127.0.0.1:{overlay.upstream.port}",
-                "--ownership",
-                str(overlay.folder / "other.json"),
-            ),
-            *("--routes", str(overlay.routes)),
+            sys.executable,
+            "-m",
+            "resp_server.programs.proxy",
+            "--cluster",
+            str(overlay.topology),
+            "--port",
+            "0",
         ]
+        upstream = ["--upstream", f"redis://127.0.0.1:{overlay.upstream.port}", "--routes", str(overlay.routes)]
+        command += [*upstream, "--ownership", str(overlay.folder / "other.json")]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
         assert ended.returncode == 1 and "rule 'beside': owner = \"prefer-state\" beside a program" in ended.stderr
         assert ended.stderr.rstrip().endswith("with --copiers report the proxy starts nevertheless")
@@ -95,9 +74,6 @@ def test_start_and_confirm_beside_legacy_writer_are_refused(
             f"redis://127.0.0.1:{overlay.upstream.port}", "--routes", str(overlay.routes), "--copiers", "report"
         )
         eventually(lambda: overlay.info(reporting)["copiers"] == "beside")
-    finally:
-        is_over.set()
-        copier.join()
 
 
 def test_reload_of_rules_without_states_does_not_wait(overlay: Overlay, client: Connection) -> None:

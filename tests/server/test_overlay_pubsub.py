@@ -44,8 +44,7 @@ def test_reset_ends_subscriptions_before_its_reply(client: Connection, direct: C
         subscribe(client, "PSUBSCRIBE", "n*")
         if number % 2 and protocol == 3:
             assert client.call("MULTI").plain == b"OK"
-        client.send(request("RESET") + request("PUBLISH", "news", "x") + request("PUBSUB", "NUMPAT"))
-        assert [client.read().plain for _ in range(3)] == [b"RESET", 0, 0]
+        assert client.call_each("RESET", "PUBLISH news x", "PUBSUB NUMPAT") == [b"RESET", 0, 0]
         assert direct.call("PUBSUB", "NUMSUB", "news").plain[1] == 0
 
 
@@ -69,7 +68,7 @@ def test_subscribe_accepts_many_channels(client: Connection, direct: Connection)
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("kind", [b"", b"s", b"p"])
-def test_a_channel_that_the_upstream_has_confirmed_is_confirmed_at_once(
+def test_channel_is_confirmed_once_by_upstream(
     client: Connection, direct: Connection, kind: bytes, protocol: int
 ) -> None:
     def calls() -> int:

@@ -75,8 +75,7 @@ def test_script_kill_by_any_client_ends_script(overlay: Overlay, impatient: Conn
         for other in [stack.enter_context(overlay.proxy.connect()) for _ in range(UPSTREAM_CONNECTIONS)]:
             other.call("HELLO", protocol)
             begin_endless_script(overlay, client)
-            other.send(request("PING") + request("SCRIPT", "KILL") + request("PING"))
-            assert [other.read().plain for _ in range(3)] == [b"PONG", b"OK", b"PONG"]
+            assert other.call_each("PING", "SCRIPT KILL", "PING") == [b"PONG", b"OK", b"PONG"]
             assert b"Script killed by user" in client.read().plain
             assert other.call("FUNCTION", "KILL").plain.startswith(b"NOTBUSY")
 

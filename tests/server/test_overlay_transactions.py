@@ -19,17 +19,11 @@ from tests.server.overlay import STATES, VALUES, Overlay
 OPTIONS = ("--upstream-pinned", "2")
 
 
-def call_each(client: Connection, *lines: str) -> list[object]:
-    """Send a pipeline; return the plain replies."""
-    client.send(b"".join(request(*line.split(" ")) for line in lines))
-    return [client.read().plain for _ in lines]
-
-
 def test_exec_without_watch_needs_no_dedicated_connection(overlay: Overlay, direct: Connection) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(overlay.proxy.connect()) for _ in range(5)]
         for each in clients:
-            assert call_each(each, "MULTI", "INCR n", "GET job:speed:1")[0] == b"OK"
+            assert each.call_each("MULTI", "INCR n", "GET job:speed:1")[0] == b"OK"
         assert [each.call("EXEC").plain for each in clients] == [[n, b"10"] for n in range(1, 6)]
         assert overlay.info()["upstream_pinned"] == "0"
 
@@ -42,7 +36,7 @@ def test_refused_watch_watches_nothing(overlay: Overlay, direct: Connection) -> 
         finally:
             direct.call("ACL", "SETUSER", "default", "+watch")
         assert client.call("SELECT", "1").plain == b"OK"
-        assert call_each(client, "WATCH a", "MULTI", "SET a 1", "EXEC")[-1] == [b"OK"]
+        assert client.call_each("WATCH a", "MULTI", "SET a 1", "EXEC")[-1] == [b"OK"]
 
 
 def test_redis_py_pipelines_cover_both_backends(overlay: Overlay, direct: Connection) -> None:
@@ -64,51 +58,35 @@ def test_redis_py_pipelines_cover_both_backends(overlay: Overlay, direct: Connec
 
 def test_refused_command_aborts_transaction(client: Connection, direct: Connection) -> None:
     for line in ("SET job:speed:1 2", "SADD", "DEBUG SLEEP 0", "KEYS", "SINTER a job:speed:1", "OBJECT NOPE a"):
-        replies = call_each(client, "MULTI", "SET a 1", line, "EXEC")
+        replies = client.call_each("MULTI", "SET a 1", line, "EXEC")
         assert replies[1] == b"QUEUED" and replies[3] == (
             b"EXECABORT Transaction discarded because of previous errors."
         ), line
     assert direct.call("EXISTS", "a").plain == 0
 
 
+@pytest.mark.parametrize("of_states", [[], ["GET job:speed:1"]], ids=["upstream", "both backends"])
 def test_exec_without_answer_of_upstream_closes_connection(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
-    assert call_each(client, "MULTI", "SET a 1", "GET job:speed:1")[-1] == b"QUEUED"
-    overlay.signal_upstream(signal.SIGSTOP)
-    client.send(request("EXEC"))
-    eventually(lambda: overlay.info()["upstream_waiting"] == "1")
-    overlay.signal_upstream(signal.SIGKILL)
-    assert client.read_to_end() == b""
-    with overlay.proxy.connect() as other:
-        found = call_each(other, "MULTI", "SET a 1", "GET job:speed:1", "EXEC")[-1]
-        assert found.startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
-        assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]
-        overlay.start_upstream()
-        eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
-        assert call_each(other, "MULTI", "GET a", "GET job:speed:1", "EXEC")[-1] == [b"5", b"10"]
-
-
-def test_queued_transaction_without_answer_of_upstream_closes_connection(
-    overlay: Overlay, client: Connection, direct: Connection
+    overlay: Overlay, client: Connection, direct: Connection, of_states: list[str]
 ) -> None:
     with overlay.proxy.connect() as other:
-        assert call_each(client, "SET a 0", "MULTI", "SET a 1") == [b"OK", b"OK", b"QUEUED"]
-        assert call_each(other, "MULTI", "INCR a", "GET a", "DISCARD", "GET a")[2:] == [b"QUEUED", b"OK", b"0"]
+        # The first request opens a connection to the upstream.
+        assert client.call_each("SET a 0", "MULTI", "SET a 1", *of_states)[-1] == b"QUEUED"
+        assert other.call_each("MULTI", "INCR a", *of_states, "DISCARD", "GET a")[-2:] == [b"OK", b"0"]
         overlay.signal_upstream(signal.SIGSTOP)
         client.send(request("EXEC"))
         eventually(lambda: overlay.info()["upstream_waiting"] != "0")
         overlay.signal_upstream(signal.SIGKILL)
         assert client.read_to_end() == b""
-        assert call_each(other, "MULTI", "SET a 1", "EXEC")[-1].startswith(b"TRYAGAIN the upstream")  # type: ignore[attr-defined]
+        found = other.call_each("MULTI", "SET a 1", *of_states, "EXEC")[-1]
+        assert found.startswith(b"TRYAGAIN the upstream")
+        assert other.call_each("MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]
         overlay.start_upstream()
         eventually(lambda: other.call("SET", "a", "5").plain == b"OK")
-        assert call_each(other, "MULTI", "INCR a", "GET a", "EXEC")[-1] == [6, b"6"]
+        assert other.call_each("MULTI", "INCR a", *of_states, "EXEC")[-1] == [6, *(b"10" for _ in of_states)]
 
 
-def test_executed_transaction_is_not_repeated_with_later_requests_that_are_sent_again(
-    overlay: Overlay, client: Connection, direct: Connection
-) -> None:
+def test_executed_transaction_is_not_resent(overlay: Overlay, client: Connection, direct: Connection) -> None:
     long = b"1" * (3 << 20)
     overlay.publish(Change("speed", Op.PUT, b"job:speed:long", value=long))
     eventually(lambda: client.call("GET", "job:speed:long").plain == long)
@@ -123,14 +101,14 @@ def test_executed_transaction_is_not_repeated_with_later_requests_that_are_sent_
 
 
 def test_watch_lost_at_upstream_disconnects_client(client: Connection, direct: Connection) -> None:
-    assert call_each(client, "WATCH a", "GET a") == [b"OK", None]
+    assert client.call_each("WATCH a", "GET a") == [b"OK", None]
     direct.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert client.read_to_end() == b""
 
 
 def test_exec_with_watch_lost_while_states_are_read_writes_nothing(overlay: Overlay, direct: Connection) -> None:
     with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
-        assert call_each(client, "WATCH a", "MULTI", "SET b 1", "GET job:speed:1")[-1] == b"QUEUED"
+        assert client.call_each("WATCH a", "MULTI", "SET b 1", "GET job:speed:1")[-1] == b"QUEUED"
         for node in overlay.nodes:
             node.process.send_signal(signal.SIGSTOP)
         try:
@@ -141,7 +119,7 @@ def test_exec_with_watch_lost_while_states_are_read_writes_nothing(overlay: Over
         finally:
             for node in overlay.nodes:
                 node.process.send_signal(signal.SIGCONT)
-        assert call_each(other, "MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]  # the states have answered both
+        assert other.call_each("MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]  # the states have answered both
         eventually(lambda: other.call("SET", "a", "1").plain == b"OK")
         assert direct.call("EXISTS", "b").plain == 0
 
@@ -175,37 +153,37 @@ def test_keys_within_exec_are_of_epoch_of_its_reads_or_later(overlay: Overlay, d
 
 def test_watch_keeps_dedicated_connection(overlay: Overlay, direct: Connection) -> None:
     with overlay.proxy.connect() as one, overlay.proxy.connect() as two, overlay.proxy.connect() as three:
-        assert call_each(one, "WATCH a") == call_each(two, "WATCH a") == [b"OK"]
+        assert one.call_each("WATCH a") == two.call_each("WATCH a") == [b"OK"]
         assert three.call("WATCH", "a").raw.startswith(b"-ERR max number of clients with an upstream connection")
-        assert call_each(one, "UNWATCH") == [b"OK"]
-        assert call_each(three, "WATCH a") == [b"OK"]
+        assert one.call_each("UNWATCH") == [b"OK"]
+        assert three.call_each("WATCH a") == [b"OK"]
         direct.call("SET", "a", "1")
-        assert call_each(two, "MULTI", "SET a 2", "EXEC")[-1] is None
-        assert call_each(three, "MULTI", "SET a 2", "EXEC")[-1] is None
-        assert call_each(one, "MULTI", "SET a 2", "EXEC")[-1] == [b"OK"]
+        assert two.call_each("MULTI", "SET a 2", "EXEC")[-1] is None
+        assert three.call_each("MULTI", "SET a 2", "EXEC")[-1] is None
+        assert one.call_each("MULTI", "SET a 2", "EXEC")[-1] == [b"OK"]
 
 
 def test_requests_before_watch_are_not_overtaken(overlay: Overlay, direct: Connection) -> None:
     for number in range(50):
         with overlay.proxy.connect() as client:
             line = [f"SET k {number}", "WATCH k", "GET k", "MULTI", f"APPEND k x{number}", "EXEC"]
-            assert call_each(client, *line)[2] == b"%d" % number
+            assert client.call_each(*line)[2] == b"%d" % number
 
 
 def test_watch_of_released_key_fails_exec(overlay: Overlay, direct: Connection) -> None:
     with overlay.proxy.connect() as client, overlay.proxy.connect() as admin:
-        assert call_each(client, "WATCH job:speed:1 a", "MULTI", "GET job:speed:1", "GET a")[-1] == b"QUEUED"
+        assert client.call_each("WATCH job:speed:1 a", "MULTI", "GET job:speed:1", "GET a")[-1] == b"QUEUED"
         admin.call("STATE", "RELEASE", "job")
         assert client.call("EXEC").plain is None
-        assert call_each(client, "WATCH job:speed:1", "MULTI", "SET job:speed:1 mine")[-1] == b"QUEUED"
+        assert client.call_each("WATCH job:speed:1", "MULTI", "SET job:speed:1 mine")[-1] == b"QUEUED"
         admin.call("STATE", "CONFIRM", "job")
         assert client.call("EXEC").plain.startswith(b"EXECABORT Transaction discarded because of: key 'job:speed:1'")
-        assert call_each(client, "MULTI", "GET job:speed:1", "EXEC")[-1] == [VALUES[b"job:speed:1"]]
+        assert client.call_each("MULTI", "GET job:speed:1", "EXEC")[-1] == [VALUES[b"job:speed:1"]]
 
 
 def test_long_exec_over_both_backends_is_joined(client: Connection, direct: Connection) -> None:
     lines = [f"RPUSH l {n}" if n % 2 else f"GET job:speed:{n % 6}" for n in range(3000)]
-    found = call_each(client, "MULTI", *lines, "EXEC")[-1]
+    found = client.call_each("MULTI", *lines, "EXEC")[-1]
     assert found == [(n + 1) // 2 if n % 2 else b"%d" % (n % 6 * 10) for n in range(3000)]
 
 
@@ -221,37 +199,27 @@ def test_strict_transactions_refuse_keys_of_both_backends(overlay: Overlay, dire
     with proxy.connect() as client:
         eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
         for lines in (["SET a 1", "GET job:speed:1"], ["MGET a job:speed:1"]):
-            assert call_each(client, "MULTI", *lines, "EXEC")[-1] == (
+            assert client.call_each("MULTI", *lines, "EXEC")[-1] == (
                 b"EXECABORT Transaction discarded because of: --transactions strict refuses keys of states and of the "
                 b"upstream together"
             )
-        assert call_each(client, "WATCH a", "MULTI", "GET job:speed:1", "EXEC")[-1].startswith(b"EXECABORT")  # type: ignore[attr-defined]
-        assert call_each(client, "WATCH job:speed:1", "MULTI", "GET a", "EXEC")[-1].startswith(b"EXECABORT")  # type: ignore[attr-defined]
+        assert client.call_each("WATCH a", "MULTI", "GET job:speed:1", "EXEC")[-1].startswith(b"EXECABORT")
+        assert client.call_each("WATCH job:speed:1", "MULTI", "GET a", "EXEC")[-1].startswith(b"EXECABORT")
         assert direct.call("EXISTS", "a").plain == 0
-        assert call_each(client, "MULTI", "SET a 1", "PING", "EXEC")[-1] == [b"OK", b"PONG"]
-        assert call_each(client, "MULTI", "GET job:speed:1", "PING", "EXEC")[-1] == [b"10", b"PONG"]
+        assert client.call_each("MULTI", "SET a 1", "PING", "EXEC")[-1] == [b"OK", b"PONG"]
+        assert client.call_each("MULTI", "GET job:speed:1", "PING", "EXEC")[-1] == [b"10", b"PONG"]
 
 
 def test_exec_answers_keys_dbsize_and_randomkey(client: Connection, direct: Connection) -> None:
     states = sorted(VALUES)
-    lines = [
-        "SET a 1",
-        "DBSIZE",
-        "SET job:x 1",
-        "DBSIZE",
-        "KEYS job:speed:*",
-        "KEYS [ad]*",
-        "RANDOMKEY",
-        "SCAN x",
-        "GET a",
-    ]
-    found = call_each(client, "MULTI", *lines, "EXEC")[-1]
-    assert isinstance(found, list)
+    lines = ["SET a 1", "DBSIZE", "SET job:x 1", "DBSIZE", "KEYS job:speed:*", "KEYS [ad]*", "RANDOMKEY", "SCAN x"]
+    lines += ["GET a"]
+    found = client.call_each("MULTI", *lines, "EXEC")[-1]
     assert found[:4] == [b"OK", 1 + len(states), b"OK", 2 + len(states)]
     assert sorted(found[4]) == [key for key in states if key.startswith(b"job:")]
     assert sorted(found[5]) == [b"a", b"dash/7/apdex"] and found[6] in [b"a", b"job:x", *states]
     assert found[7:] == [b"ERR invalid cursor", b"1"]
-    assert call_each(client, "MULTI", "KEYS", "EXEC")[1].startswith(b"ERR wrong number")  # type: ignore[attr-defined]
+    assert client.call_each("MULTI", "KEYS", "EXEC")[1].startswith(b"ERR wrong number")
 
 
 def test_scan_within_exec_covers_both_backends(client: Connection, direct: Connection) -> None:
@@ -259,8 +227,8 @@ def test_scan_within_exec_covers_both_backends(client: Connection, direct: Conne
     seen: list[bytes] = []
     cursor = b""
     while cursor != b"0":
-        found = call_each(client, "MULTI", f"SCAN {(cursor or b'0').decode()} COUNT 4", "PING", "EXEC")[-1]
-        (cursor, keys), pong = found  # type: ignore[misc]
+        found = client.call_each("MULTI", f"SCAN {(cursor or b'0').decode()} COUNT 4", "PING", "EXEC")[-1]
+        (cursor, keys), pong = found
         assert pong == b"PONG"
         seen += keys
     assert sorted(seen) == sorted([b"a", b"b", *VALUES])
@@ -274,20 +242,20 @@ def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Conn
     ]
     for each in (direct, client):
         each.call("HELLO", protocol)
-    expected = call_each(direct, "MULTI", *lines, "EXEC", "GET n", "SELECT 0")
-    expected[-3][10] = b"10"  # type: ignore[index]
+    expected = direct.call_each("MULTI", *lines, "EXEC", "GET n", "SELECT 0")
+    expected[-3][10] = b"10"
     direct.call("FLUSHALL")
-    assert call_each(client, "MULTI", *lines, "EXEC", "GET n", "SELECT 0") == expected
+    assert client.call_each("MULTI", *lines, "EXEC", "GET n", "SELECT 0") == expected
     # The connection, which other clients share, is in its database.
-    assert call_each(client, "GET n", "MULTI", "GET n", "EXEC") == [b"zero", b"OK", b"QUEUED", [b"zero"]]
+    assert client.call_each("GET n", "MULTI", "GET n", "EXEC") == [b"zero", b"OK", b"QUEUED", [b"zero"]]
     # States' keys are in database 0, so the write after SELECT is no write of one.
     lines = ["SELECT 3", "SET job:speed:1 mine", "SELECT 0", "SET job:speed:1 mine"]
-    assert call_each(client, "MULTI", *lines)[2:] == [
+    assert client.call_each("MULTI", *lines)[2:] == [
         b"QUEUED",
         b"QUEUED",
         b"ERR key 'job:speed:1' is owned by state job:speed",
     ]
-    assert call_each(client, "EXEC", "SELECT 0", "GET n") == [
+    assert client.call_each("EXEC", "SELECT 0", "GET n") == [
         b"EXECABORT Transaction discarded because of previous errors.",
         b"OK",
         b"zero",
@@ -302,20 +270,19 @@ def test_denied_exec_ends_watch(overlay: Overlay, direct: Connection, tmp_path: 
     with proxy.connect() as client:
         for connection in (client, direct):
             for multi in ([], ["MULTI"]):
-                denied = call_each(connection, "AUTH app any", "WATCH n", "SET n 1", *multi, "EXEC")[-1]
-                assert isinstance(denied, bytes)
+                denied = connection.call_each("AUTH app any", "WATCH n", "SET n 1", *multi, "EXEC")[-1]
                 assert b"has no permissions to run the 'exec' command" in denied
-                assert call_each(connection, "AUTH full any", "MULTI", "PING", "EXEC")[-1] == [b"PONG"]
+                assert connection.call_each("AUTH full any", "MULTI", "PING", "EXEC")[-1] == [b"PONG"]
 
 
 def test_exec_answers_connection_commands(client: Connection, direct: Connection) -> None:
     lines = ["SET a 1", "MONITOR", "CLIENT REPLY ON", "GET a"]
     assert (
-        call_each(client, "MULTI", *lines, "EXEC")[-1]
-        == call_each(direct, "MULTI", *lines, "EXEC")[-1]
+        client.call_each("MULTI", *lines, "EXEC")[-1]
+        == direct.call_each("MULTI", *lines, "EXEC")[-1]
         == [b"OK", b"ERR MONITOR isn't allowed for DENY BLOCKING client", b"OK", b"1"]
     )
-    found = call_each(client, "MULTI", "HELLO", "HELLO 2", "GET a", "EXEC")[-1]
-    assert isinstance(found, list) and b"proto" in found[0] and found[2] == b"1"
+    found = client.call_each("MULTI", "HELLO", "HELLO 2", "GET a", "EXEC")[-1]
+    assert b"proto" in found[0] and found[2] == b"1"
     for line in ("HELLO 3", "CLIENT REPLY OFF", "CLIENT REPLY SKIP"):
-        assert b"cannot be in a transaction" in call_each(client, "MULTI", line, "DISCARD")[1]  # type: ignore[operator]
+        assert b"cannot be in a transaction" in client.call_each("MULTI", line, "DISCARD")[1]

@@ -8,53 +8,40 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Event, Thread
 
 import pytest
 
-from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, request
-from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.net.client import Client
-from state_backend.log.log_writer import LogWriter
+from compat.waiting import eventually
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from state_backend.model.records import Change
 from state_backend.model.slots import slot_of
+from tests.builders import put_value
+from tests.meanwhile import meanwhile, repeated
 from tests.server.caching import CachingClient
-from tests.server.nodes import HALVES, Nodes
+from tests.server.nodes import PublishedNodes
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]
 
 
-class Cluster(Nodes):
-    """Two servers with half of the slots each, one of them with two workers, a proxy, and a writer.
+def changes_to(number: int, keys: list[bytes]) -> list[Change]:
+    return [put_value("n", key, b"%d" % number) for key in keys]
 
-    Each epoch changes some keys to its number.
-    """
+
+class Cluster(PublishedNodes):
+    """Two servers, one of them with two workers, and a proxy. Each epoch changes some keys to its number."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        super().__init__(folder, stack, *HALVES)
-        self.writer = stack.enter_context(LogWriter(self.log, "job", STATES))
-        self.epoch = -1
-        self.values: dict[bytes, int] = {}
-        self.controls: list[Client] = []
-        self.publish(KEYS)
-        self.servers = [self.start(0), self.start(1, "--workers", "2")]
-        self.controls = [
-            Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
-            for each in self.servers
-        ]
-        self.proxy = self.start_proxy()
+        self.values = dict.fromkeys(KEYS, 0)
+        super().__init__(folder, stack, STATES, changes_to(0, KEYS), [(), ("--workers", "2")])
         self.wait()
 
     def publish(self, keys: list[bytes]) -> None:
-        """Publish an epoch that gives these keys its number, and tell both servers."""
-        self.epoch += 1
-        self.values |= dict.fromkeys(keys, self.epoch)
-        self.writer.publish([Change("n", Op.PUT, key, value=b"%d" % self.epoch) for key in keys])
-        for control in self.controls:
-            control.call("NOTICE", "job", str(self.epoch))
+        """Publish an epoch that gives these keys its number."""
+        number = self.epoch + 1
+        self.values |= dict.fromkeys(keys, number)
+        self.publish_changes(changes_to(number, keys))
 
     def wait(self) -> None:
         """Wait until the proxy answers what was published last."""
@@ -86,24 +73,13 @@ def listen_until_true(client: CachingClient, cluster: Cluster) -> None:
     [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:"), (b"OPTIN",), (b"OPTOUT", b"NOLOOP")],
     ids=["default", "all", "some", "optin", "optout"],
 )
-def test_clients_of_a_proxy_keep_no_outdated_value(cluster: Cluster, options: tuple[bytes, ...]) -> None:
+def test_tracking_clients_of_proxy_keep_no_outdated_value(cluster: Cluster, options: tuple[bytes, ...]) -> None:
     clients = [CachingClient(cluster.proxy.port, *options) for _ in range(4)]
-    over = Event()
-
-    def publish() -> None:
-        while not over.wait(0.01):
-            cluster.publish(random.sample(KEYS, 5))
-
-    message_bus = Thread(target=publish)
-    message_bus.start()
-    try:
+    with meanwhile(repeated(lambda: cluster.publish(random.sample(KEYS, 5)), 0.01)):
         for turn in range(80):
             for client in clients:
                 values = client.read(KEYS, is_in_transaction=turn % 10 == 9)
                 assert max(values) <= cluster.epoch
-    finally:
-        over.set()
-        message_bus.join()
     for client in clients:
         listen_until_true(client, cluster)
     assert all(client.pushes for client in clients)
@@ -131,7 +107,7 @@ def test_broadcasts_begin_once_all_servers_report_changes(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"]], ids=" ".join)
-def test_keys_that_an_exec_has_read_are_cached_until_they_change(cluster: Cluster, options: list[str]) -> None:
+def test_keys_read_by_exec_stay_cached_until_change(cluster: Cluster, options: list[str]) -> None:
     """The keys are of both servers, so that the transaction is not forwarded as it is."""
     cluster.wait()
     with cluster.proxy.connect() as client:

@@ -9,24 +9,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, cast
 
 import pytest
 from redis import Redis, WatchError
 
-from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, Reply, requests
-from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
+from compat.waiting import READ_PAUSE_S, eventually
 from resp_server.backends.servers.transaction_plan import ServerTransaction
-from resp_server.net.client import Client
 from resp_server.pipeline.exec_runner import NOTHING_RUN
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
+from state_backend.model.records import Change
 from state_backend.model.slots import slot_of
+from tests.builders import put_value
+from tests.meanwhile import meanwhile, repeated
 from tests.properties.steps import result_of
-from tests.server.nodes import HALVES, Nodes
+from tests.server.nodes import HALVES, PublishedNodes
 
 STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("still", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]
@@ -34,30 +33,21 @@ STILL = [b"job:still:%d" % number for number in range(40)]
 EPOCH_EVERY_S = 0.05
 
 
-class Cluster(Nodes):
-    """Two servers, each with half of the slots, a proxy, and a writer whose values are the epochs' numbers."""
+def changes_to(number: int) -> list[Change]:
+    return [put_value("n", key, b"%d" % number) for key in KEYS]
+
+
+class Cluster(PublishedNodes):
+    """Two servers and a proxy. The values are the epochs' numbers."""
 
     def __init__(self, folder: Path, stack: ExitStack, *options: str) -> None:
-        super().__init__(folder, stack, *HALVES)
-        self.writer = stack.enter_context(LogWriter(self.log, "job", STATES))
-        self.epoch = -1
-        self.controls: list[Client] = []
-        self.publish([Change("still", Op.PUT, key, value=b"still") for key in STILL])
-        self.servers = [self.start(at, *options) for at in range(2)]
-        self.controls = [
-            Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
-            for each in self.servers
-        ]
-        self.proxy = self.start_proxy()
+        still = [put_value("still", key, b"still") for key in STILL]
+        super().__init__(folder, stack, STATES, [*changes_to(0), *still], [options] * 2)
         self.wait_for(0)
 
-    def publish(self, more: list[Change] | None = None) -> None:
-        """Publish an epoch that gives every key its number, and tell both servers."""
-        self.epoch += 1
-        value = b"%d" % self.epoch
-        self.writer.publish([*(Change("n", Op.PUT, key, value=value) for key in KEYS), *(more or [])])
-        for control in self.controls:
-            control.call("NOTICE", "job", str(self.epoch))
+    def publish(self) -> None:
+        """Publish an epoch that gives every key its number."""
+        self.publish_changes(changes_to(self.epoch + 1))
 
     def wait_for(self, epoch: int) -> None:
         """Wait until the proxy shows an epoch of both halves."""
@@ -79,26 +69,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(tmp_path_factory.mktemp("cluster"), stack)
 
 
-class MessageBus:
-    """Publishes epochs until it is ended."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._over = Event()
-        self._cluster = cluster
-        self._thread = Thread(target=self._publish)
-
-    def _publish(self) -> None:
-        while not self._over.wait(EPOCH_EVERY_S):
-            self._cluster.publish()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *ignored: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
 def transaction(connection: Connection, *commands: tuple[bytes, ...]) -> Reply:
     """Send a transaction in one write and return EXEC's reply."""
     connection.send(requests([(b"MULTI",), *commands, (b"EXEC",)]))
@@ -108,9 +78,7 @@ def transaction(connection: Connection, *commands: tuple[bytes, ...]) -> Reply:
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "two workers"])
-def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes_back(
-    cluster: Cluster, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_transaction_over_servers_reads_one_epoch(cluster: Cluster, tmp_path: Path, options: tuple[str, ...]) -> None:
     with ExitStack() as stack:
         if options:
             cluster = Cluster(tmp_path, stack, *options)
@@ -135,7 +103,7 @@ def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes
 
         over = Event()
         seen: list[set[int]] = [set() for _ in range(4)]
-        with ThreadPoolExecutor(4) as threads, MessageBus(cluster):
+        with ThreadPoolExecutor(4) as threads, meanwhile(repeated(cluster.publish, EPOCH_EVERY_S)):
             readers = [threads.submit(read, seed) for seed in range(4)]
             try:
                 eventually(
@@ -187,7 +155,7 @@ def test_local_replies_and_servers_replies_come_in_order_within_exec(cluster: Cl
         assert connection.call("GET", here).value == value
 
 
-def test_an_exec_that_the_proxy_plans_is_sent_when_all_earlier_requests_of_its_client_have_replies(
+def test_planned_exec_waits_for_earlier_replies_of_its_client(
     cluster: Cluster,
 ) -> None:
     slow, fast = cluster.servers
@@ -214,7 +182,7 @@ def test_an_exec_that_the_proxy_plans_is_sent_when_all_earlier_requests_of_its_c
 
 
 def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
-    with cluster.proxy.connect() as connection, MessageBus(cluster):
+    with cluster.proxy.connect() as connection, meanwhile(repeated(cluster.publish, EPOCH_EVERY_S)):
         get = [(b"GET", key) for key in KEYS[:4]]
         connection.send(requests([*get, (b"MULTI",), *get, (b"EXEC",), *get, (b"MULTI",), *get, (b"EXEC",)] * 20))
         last = 0
@@ -239,22 +207,20 @@ def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> 
         (b"$12\r\n\r\n-MOVED 1 x\r\n", False),
     ],
 )
-def test_an_item_of_a_moved_or_unready_slot_is_the_error_of_the_whole_server_transaction(
-    item: bytes, is_of_all: bool
-) -> None:
+def test_item_of_moved_slot_is_error_of_whole_transaction(item: bytes, is_of_all: bool) -> None:
     transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
     transaction.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
     assert result_of(transaction.read()) == (item if is_of_all else None)
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_an_exec_that_runs_nothing_as_a_watched_key_has_changed_is_no_error(protocol: int) -> None:
+def test_exec_after_watched_change_is_nil_and_no_error(protocol: int) -> None:
     transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
     transaction.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
     assert transaction.is_aborted and result_of(transaction.read()) is None
 
 
-def test_an_exec_is_refused_when_its_user_may_not_run_a_queued_command_any_more(cluster: Cluster) -> None:
+def test_exec_of_restricted_user_is_refused(cluster: Cluster) -> None:
     with cluster.proxy.connect() as client, cluster.proxy.connect() as admin:
         assert not admin.call("ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all").is_error
         assert not client.call("AUTH", "ada", "secret").is_error
@@ -297,9 +263,7 @@ def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster
 
 
 @pytest.mark.parametrize("is_in_one_piece", [True, False])
-def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_server(
-    tmp_path: Path, is_in_one_piece: bool
-) -> None:
+def test_transaction_on_lost_connection_is_resent_to_restarted_server(tmp_path: Path, is_in_one_piece: bool) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack)
         with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
@@ -327,7 +291,7 @@ def test_a_transaction_whose_connection_is_lost_is_sent_again_to_the_restarted_s
             assert [each.value for each in reply.value] == [b"%d" % cluster.epoch] * 2
 
 
-def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_half_answered(cluster: Cluster) -> None:
+def test_transactions_are_whole_while_slots_move_and_servers_fail(cluster: Cluster) -> None:
     hurried = cluster.start_proxy("--server-timeout", "1000")
     asked = [(b"GET", key) for key in KEYS]
 
@@ -341,7 +305,7 @@ def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_ha
 
     with hurried.connect() as connection, cluster.proxy.connect() as unhurried:
         eventually(lambda: not answer(connection).startswith(b"-"))
-        with MessageBus(cluster):
+        with meanwhile(repeated(cluster.publish, EPOCH_EVERY_S)):
             for rows in (HALVES[::-1], ({"slots": "0-16383"}, {"slots": ""}), HALVES):
                 cluster.show(*rows)
                 for _ in range(20):

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 
 import hypothesis.strategies as st
 import lmdb
@@ -20,12 +19,13 @@ from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program
 from compat.conformance.wire import Connection, request
 from compat.examples import examples
 from compat.fork_server import STARTS
-from compat.waiting import READ_PAUSE_S, eventually
+from compat.waiting import eventually
 from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from tests.meanwhile import meanwhile, repeated
 from tests.server.caching import CachingClient, turns_of
 from tests.server.overlay import ABSENT, OLD, VALUES
 from tests.server.served_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
@@ -209,7 +209,7 @@ def of_another_log(scene: Scene, name: str) -> tuple[Counter, list[str]]:
 
 @pytest.mark.kill
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generation(scene: Scene, workers: str) -> None:
+def test_epochs_never_go_back_during_kills_and_new_generation(scene: Scene, workers: str) -> None:
     counter, options = of_another_log(scene, f"log{workers}")
     choice, seen = random.Random(7), 0
     program = sparkis_program(PROGRAM, "--port", "0", *options, "--workers", workers)
@@ -242,61 +242,38 @@ def test_epochs_never_go_back_over_reads_here_and_there_kills_and_a_new_generati
     ],
     ids=lambda options: b" ".join(options).decode(),
 )
-def test_no_cached_value_is_behind_an_earlier_read_of_another_client(scene: Scene, options: tuple[bytes, ...]) -> None:
+def test_cached_values_are_not_older_than_other_clients_reads(scene: Scene, options: tuple[bytes, ...]) -> None:
     counter, arguments = of_another_log(scene, "cached" + b"".join(options).decode())
-    keys, over = [b"job2:count:%d" % car for car in range(3)], Event()
-
-    def publish() -> None:
-        while not over.wait(READ_PAUSE_S):
-            counter.next()
-
+    keys = [b"job2:count:%d" % car for car in range(3)]
     with sparkis_program(PROGRAM, "--port", "0", *arguments) as server, server.connect() as plain:
         eventually(lambda: plain.call("GET", "job2:count:0").plain == b"1")
         caching = [CachingClient(server.port, *options) for _ in range(3)]
-        publishing = Thread(target=publish)
-        publishing.start()
-        try:
+        with meanwhile(repeated(counter.next)):
             for turn in turns_of(caching):
                 for client in caching:
                     newest = int(plain.call("GET", "job2:count:0").plain)
                     client.read(keys, is_in_transaction=turn % 5 == 4)
                     assert min(client.cache.values()) >= newest
-        finally:
-            over.set()
-            publishing.join()
         assert all(client.pushes for client in caching)
         for client in caching:
             eventually(partial(client.holds_only, dict.fromkeys(keys, counter.number)))
             client.close()
 
 
-def test_an_epoch_that_the_driver_has_waited_for_is_read_beside_other_clients(scene: Scene) -> None:
+def test_awaited_epoch_is_read_beside_busy_client(scene: Scene) -> None:
     counter, options = of_another_log(scene, "awaited")
-    is_over = Event()
-
-    def flood(port: int) -> None:
-        with Connection(port) as other:
-            while not is_over.wait(READ_PAUSE_S):
-                other.send(request("GET", "job2:count:1") * 200)
-                for _ in range(200):
-                    other.read()
-
-    with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
+    program = sparkis_program(PROGRAM, "--port", "0", *options)
+    with program as server, server.connect() as client, server.connect() as other:
         eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
-        flooding = Thread(target=flood, args=(server.port,))
-        flooding.start()
-        try:
-            with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
-                for _ in range(15):
-                    counter.next()
-                    assert driver.call("WAIT", "job2", str(counter.epoch), "60000") == 1
-                    assert client.call("GET", "job2:count:0").plain == b"%d" % counter.number
-        finally:
-            is_over.set()
-            flooding.join()
+        flood = repeated(lambda: other.call_each(*["GET job2:count:1"] * 200))
+        with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver, meanwhile(flood):
+            for _ in range(15):
+                counter.next()
+                assert driver.call("WAIT", "job2", str(counter.epoch), "60000") == 1
+                assert client.call("GET", "job2:count:0").plain == b"%d" % counter.number
 
 
-def test_an_idle_proxy_reads_no_old_epoch_whose_pages_could_not_be_reused(scene: Scene) -> None:
+def test_idle_proxy_pins_no_old_epoch(scene: Scene) -> None:
     counter, options = of_another_log(scene, "idle")
     with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
         eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")

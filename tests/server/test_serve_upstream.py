@@ -23,7 +23,7 @@ from compat.conformance.servers import (
     child_environment,
     sparkis_program,
 )
-from compat.conformance.wire import Connection, request
+from compat.conformance.wire import Connection, request, scanned
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context
@@ -84,9 +84,7 @@ def events_by_port(pid: int) -> dict[int, list[int]]:
 
 @pytest.mark.compiled
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not list connections")
-def test_the_connections_of_the_start_are_on_the_epoll_of_the_clients(
-    scene: Scene, server: Running, client: Connection
-) -> None:
+def test_connections_of_start_are_on_epoll_of_clients(scene: Scene, server: Running, client: Connection) -> None:
     info = client.call("INFO", "proxy").plain.decode()
     state_server = int(info.partition("server0:addr=127.0.0.1:")[2].partition(",")[0])
     events = events_by_port(server.process.pid)
@@ -101,17 +99,14 @@ def test_keys_of_both_backends_are_answered_from_the_start(scene: Scene) -> None
         assert connection.call("GET", "nobody's").plain is None
 
 
-def test_before_servers_have_reported_their_jobs_only_keys_that_a_state_of_the_log_could_have_wait(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_only_possible_state_keys_wait_for_reports_of_servers(scene: Scene, tmp_path: Path) -> None:
     """No server of this log is known to a registry, so none ever reports its jobs."""
     options = ("--log", str(scene.log), "--upstream", f"redis://127.0.0.1:{scene.port}")
     program = ("-m", "resp_server.programs.proxy")
     with sparkis_program(program, "--port", "0", *options, "--ownership", str(tmp_path / "owners.json")) as proxy:
         with proxy.connect() as client:
             eventually(lambda: client.call("SET", "mine", "0").plain == b"OK")
-            client.send(request("GET", "mine") + request("SELECT", "1") + request("GET", "mine"))
-            assert [client.read().plain for _ in range(3)] == [b"0", b"OK", None]
+            assert client.call_each("GET mine", "SELECT 1", "GET mine") == [b"0", b"OK", None]
             client.call("SELECT", "0")
             assert client.call("DEL", "mine").plain == 1
             for key in (*VALUES, ABSENT):
@@ -122,9 +117,7 @@ def test_before_servers_have_reported_their_jobs_only_keys_that_a_state_of_the_l
         assert done.returncode == 1 and "the state servers have not reported their jobs yet" in done.stderr
 
 
-def test_if_the_log_cannot_be_read_all_keys_wait_until_servers_have_reported_their_jobs(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_all_keys_wait_for_reports_of_servers_if_log_is_unreadable(scene: Scene, tmp_path: Path) -> None:
     shutil.copytree(scene.log, tmp_path / "log")
     newest = max((tmp_path / "log" / "job" / "terms").glob("*.json"), key=lambda path: int(path.stem))
     newest.write_bytes(newest.read_bytes()[:-9])
@@ -162,15 +155,6 @@ def calls_at(upstream: Connection, command: str) -> int:
     return 0 if found is None else int(found[1])
 
 
-def scan_all(client: Connection, *options: object) -> list[bytes]:
-    found, cursor = [], b"0"
-    while True:
-        cursor, keys = client.call("SCAN", cursor, *options).plain
-        found += keys
-        if cursor == b"0":
-            return found
-
-
 def test_requests_about_all_keys_keep_their_order_in_a_pipeline(client: Connection, own_keys: set[bytes]) -> None:
     everything = own_keys | VALUES.keys()
     lines = [
@@ -195,9 +179,9 @@ def test_requests_about_all_keys_keep_their_order_in_a_pipeline(client: Connecti
 def test_scan_walks_states_and_upstream_with_any_options(client: Connection, own_keys: set[bytes]) -> None:
     everything = own_keys | VALUES.keys()
     for options in ((), ("COUNT", 1), ("COUNT", 1000), ("MATCH", "*"), ("TYPE", "string", "count", 3)):
-        assert set(scan_all(client, *options)) == everything
-    assert set(scan_all(client, "MATCH", "job:*", "COUNT", 4)) == {key for key in VALUES if key.startswith(b"job:")}
-    assert scan_all(client, "TYPE", "hash") == []
+        assert set(scanned(client, *options)) == everything
+    assert set(scanned(client, "MATCH", "job:*", "COUNT", 4)) == {key for key in VALUES if key.startswith(b"job:")}
+    assert scanned(client, "TYPE", "hash") == []
 
 
 @pytest.mark.compiled
@@ -212,9 +196,7 @@ def test_the_upstream_draws_one_key_for_a_random_key(scene: Scene, server: Runni
         assert calls_at(upstream, "dbsize") - before[1] <= 200
 
 
-def test_replies_about_all_keys_are_those_of_a_client_that_tracks_keys(
-    client: Connection, server: Running, own_keys: set[bytes]
-) -> None:
+def test_listing_replies_match_general_path(client: Connection, server: Running, own_keys: set[bytes]) -> None:
     """Its requests take the general path."""
     with server.connect() as tracking:
         tracking.call("HELLO", 3)
@@ -256,12 +238,6 @@ def publish(scene: Scene, **values: str | None) -> None:
         )
 
 
-def call_each(client: Connection, *lines: str) -> list[object]:
-    """Send a pipeline; return the plain replies."""
-    client.send(b"".join(request(*line.split(" ")) for line in lines))
-    return [client.read().plain for _ in lines]
-
-
 @pytest.mark.compiled
 def test_watch_of_states_keys_asks_no_state_server(server: Running, client: Connection) -> None:
     state_server = state_server_of(server.process.pid)
@@ -269,21 +245,19 @@ def test_watch_of_states_keys_asks_no_state_server(server: Running, client: Conn
     try:
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        replies = call_each(client, "WATCH job:speed:1 job:speed:2", "MULTI", "GET job:speed:1", "EXEC")
+        replies = client.call_each("WATCH job:speed:1 job:speed:2", "MULTI", "GET job:speed:1", "EXEC")
         assert replies == [b"OK", b"OK", b"QUEUED", [b"10"]]
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_exec_with_commands_for_the_upstream_compares_watched_keys_of_states(
-    scene: Scene, server: Running, client: Connection
-) -> None:
+def test_exec_at_upstream_compares_watched_state_keys(scene: Scene, server: Running, client: Connection) -> None:
     watches = "WATCH job:speed:1 job:speed:w", "WATCH job:speed:new"
     try:
         publish(scene, w="1", other="1")
         eventually(lambda: client.call("GET", "job:speed:w").plain, lambda value: value == b"1")
-        assert call_each(client, *watches, "MULTI", "SET n 1", "GET job:speed:w", "EXEC")[-1] == [b"OK", b"1"]
+        assert client.call_each(*watches, "MULTI", "SET n 1", "GET job:speed:w", "EXEC")[-1] == [b"OK", b"1"]
         changes: list[tuple[dict[str, str | None], str, bytes | None, bool]] = [
             ({"other": "2"}, "other", b"2", False),
             ({"w": "2"}, "w", b"2", True),
@@ -291,11 +265,11 @@ def test_exec_with_commands_for_the_upstream_compares_watched_keys_of_states(
             ({"new": "1"}, "new", b"1", True),
         ]
         for values, name, value, is_changed in changes:
-            assert call_each(client, *watches) == [b"OK", b"OK"]
+            assert client.call_each(*watches) == [b"OK", b"OK"]
             publish(scene, **values)
             with server.connect() as other:
                 eventually(lambda: other.call("GET", f"job:speed:{name}").plain, lambda found: found == value)  # noqa: B023
-            replies = call_each(client, "MULTI", "SET n 2", "GET job:speed:1", "EXEC")
+            replies = client.call_each("MULTI", "SET n 2", "GET job:speed:1", "EXEC")
             assert replies[-1] == (None if is_changed else [b"OK", b"10"]), values
     finally:
         publish(scene, w=None, other=None, new=None)
@@ -306,12 +280,12 @@ def test_exec_of_states_keys_compares_watched_ones(scene: Scene, server: Running
     try:
         publish(scene, w="1")
         eventually(lambda: client.call("GET", "job:speed:w").plain, lambda value: value == b"1")
-        assert call_each(client, "WATCH job:speed:w", "GET job:speed:w") == [b"OK", b"1"]
+        assert client.call_each("WATCH job:speed:w", "GET job:speed:w") == [b"OK", b"1"]
         publish(scene, w="2")
         with server.connect() as other:
             eventually(lambda: other.call("GET", "job:speed:w").plain, lambda value: value == b"2")
-        assert call_each(client, "MULTI", "GET job:speed:w", "EXEC")[-1] is None
-        assert call_each(client, "MULTI", "GET job:speed:w", "EXEC")[-1] == [b"2"]
+        assert client.call_each("MULTI", "GET job:speed:w", "EXEC")[-1] is None
+        assert client.call_each("MULTI", "GET job:speed:w", "EXEC")[-1] == [b"2"]
     finally:
         publish(scene, w=None)
 
@@ -328,9 +302,7 @@ def test_the_driver_is_answered_by_the_state_server(server: Running) -> None:
         assert driver.call("WAIT", "job", "0", "60000") == 1
 
 
-def test_a_killed_state_server_is_restarted_and_the_upstreams_keys_never_fail(
-    client: Connection, server: Running
-) -> None:
+def test_killed_state_server_is_restarted_beside_working_upstream(client: Connection, server: Running) -> None:
     before = state_server_of(server.process.pid)
     os.kill(before, signal.SIGKILL)
     assert client.call("SET", "cart", "8").plain == b"OK"
@@ -344,7 +316,7 @@ def test_a_killed_state_server_is_restarted_and_the_upstreams_keys_never_fail(
 
 
 @pytest.mark.slow
-def test_ports_that_the_system_chose_stay_the_same_after_restarts(scene: Scene) -> None:
+def test_chosen_ports_survive_restarts(scene: Scene) -> None:
     command = Command("serve", "--port", 0, *scene.options("ports"), "--announcements", 0, "--metrics", 0)
 
     def ports() -> tuple[str, ...]:
@@ -423,7 +395,7 @@ def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> 
     command.end()
 
 
-def test_a_state_server_that_cannot_start_ends_the_command_with_its_reason(scene: Scene) -> None:
+def test_failed_state_server_ends_command_with_reason(scene: Scene) -> None:
     (scene.folder / "file").touch()
     done = run("--child", *scene.options("file"))
     assert done.returncode == 1
@@ -502,9 +474,7 @@ def value_of(client: Client, key: str) -> str:
         return str(error)
 
 
-def test_serve_with_an_upstream_takes_the_commands_of_a_proxy(
-    scene: Scene, client: Connection, server: Running
-) -> None:
+def test_serve_with_upstream_takes_commands_of_proxy(scene: Scene, client: Connection, server: Running) -> None:
     upstream = f"redis://127.0.0.1:{scene.port}"
     proxy = f"redis://127.0.0.1:{server.port}"
     assert "owned" in sparkis(server, "owners").stdout
@@ -561,9 +531,7 @@ def shadow(server: Running) -> dict[str, Any]:
 
 @pytest.mark.parametrize("has_upstream", [False, True], ids=["alone", "with an upstream"])
 @pytest.mark.parametrize("damaged", ["first.1/epochs/0.json", pytest.param("terms/1.json", marks=pytest.mark.slow)])
-def test_no_key_of_a_job_whose_first_epoch_cannot_be_read_is_missing(
-    tmp_path: Path, damaged: str, has_upstream: bool
-) -> None:
+def test_keys_of_job_with_unreadable_first_epoch_are_errors(tmp_path: Path, damaged: str, has_upstream: bool) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack)
         file = scene.log / "job" / damaged
