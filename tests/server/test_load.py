@@ -217,27 +217,22 @@ def test_a_wrong_reply_ends_a_load(replies: bytes, error: str, size: int) -> Non
             native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
 
 
-def test_replies_beyond_those_asked_for_end_a_load() -> None:
+@pytest.mark.parametrize(
+    ("sent", "requests", "error"),
+    [
+        (b"+OK\r\n:1\r\n:2\r\n", 2, "more replies than there were requests; the first of them: b':2"),
+        (b"+" + b"x" * 300, 1, "no reply"),
+        (b"-" + b"x" * 300, 1, "replied with an error"),
+        (b"+OK\r\n", 2, "closed a connection"),
+    ],
+    ids=["too many replies", "endless line", "endless error", "end"],
+)
+def test_wrong_replies_end_a_load(sent: bytes, requests: int, error: str) -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
-        peer.send(b"+OK\r\n:1\r\n:2\r\n")
-        with pytest.raises(native.LoadError, match="more replies than there were requests; the first of them: b':2"):
-            native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
-
-
-@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply"), (b"-", "replied with an error")])
-def test_a_line_without_an_end_ends_a_load(first: bytes, error: str) -> None:
-    with pair(socket.SOCK_STREAM) as (ours, peer):
-        peer.send(first + b"x" * 300)
-        with pytest.raises(native.LoadError, match=error):
-            native.send_all([ours.fileno()], b"PING\r\n", [], 1, 1, 1, 1)
-
-
-def test_a_connection_that_is_closed_ends_a_load() -> None:
-    with pair(socket.SOCK_STREAM) as (ours, peer):
-        peer.send(b"+OK\r\n")
+        peer.send(sent)
         peer.shutdown(socket.SHUT_WR)
-        with pytest.raises(native.LoadError, match="closed a connection"):
-            native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
+        with pytest.raises(native.LoadError, match=error):
+            native.send_all([ours.fileno()], b"PING\r\n", [], requests, 2 * requests, 1, 1)
 
 
 def test_bytes_that_a_socket_does_not_take_are_sent_later() -> None:

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from sparkis_ui.polling import Series
 
 
-def test_a_number_that_appears_later_has_gaps_before() -> None:
-    series = Series(points=3)
-    series.add({"a": 1})
-    series.add({"a": 2, "b": 5})
-    assert series.of("a") == [1, 2]
-    assert series.of("b") == [None, 5]
-
-
-def test_only_the_last_points_stay() -> None:
-    series = Series(points=3)
-    for value in range(5):
-        series.add({"a": value})
-    assert series.of("a") == [2, 3, 4]
-
-
-def test_a_turn_without_a_reply_is_a_gap() -> None:
-    series = Series(points=3)
-    series.add({"a": 1})
-    series.add({})
-    assert series.of("a") == [1, None]
-
-
-def test_a_number_that_is_gone_is_forgotten() -> None:
-    series = Series(points=2)
-    series.add({"job": 1, "other": 1})
-    series.add({"other": 2})
-    series.add({"other": 3})
-    assert series.of("job") == []
-    assert series.of("other") == [2, 3]
+@pytest.mark.parametrize(
+    ("points", "added", "series"),
+    [
+        pytest.param(
+            3, [{"a": 1}, {"a": 2, "b": 5}], {"a": [1, 2], "b": [None, 5]}, id="a later number has gaps before"
+        ),
+        pytest.param(3, [{"a": value} for value in range(5)], {"a": [2, 3, 4]}, id="only the last points stay"),
+        pytest.param(3, [{"a": 1}, {}], {"a": [1, None]}, id="a turn without a reply is a gap"),
+        pytest.param(
+            2, [{"a": 1, "b": 1}, {"b": 2}, {"b": 3}], {"a": [], "b": [2, 3]}, id="an old number is forgotten"
+        ),
+    ],
+)
+def test_series_have_points_of_each_turn(
+    points: int, added: Sequence[dict[str, float]], series: dict[str, list[float | None]]
+) -> None:
+    found = Series(points=points)
+    for numbers in added:
+        found.add(numbers)
+    assert {name: found.of(name) for name in series} == series

@@ -34,46 +34,31 @@ def table_of(*declarations: CommandHandler) -> CommandTable:
     return CommandTable(REDIS, declarations)
 
 
-def test_a_command_declared_twice_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="'get' is declared twice"):
-        table_of(declare("get"), declare("get"))
+@command("get")
+def of_two_keys(call: Any, key: bytes, more: bytes) -> None:
+    """Reads."""
 
 
-def test_a_command_unknown_to_redis_needs_facts_of_its_own() -> None:
-    with pytest.raises(DeclarationError, match="'gett' is not one of Redis"):
-        table_of(declare("gett"))
+@command("get")
+def without_docstring(call: Any, key: bytes) -> None: ...
 
 
-def test_a_command_of_redis_may_not_state_its_facts_again() -> None:
-    with pytest.raises(DeclarationError, match="'get' is one of Redis"):
-        table_of(declare("get", CommandSpec("0.1.0", "server")))
-
-
-def test_a_write_may_not_be_declared() -> None:
-    with pytest.raises(DeclarationError, match="'set' is a write"):
-        table_of(declare("set"))
-
-
-def test_a_signature_that_redis_contradicts_is_refused() -> None:
-    @command("get")
-    def body(call: Any, key: bytes, more: bytes) -> None:
-        """Reads."""
-
-    with pytest.raises(DeclarationError, match="arity 3; Redis has 2"):
-        table_of(body)
-
-
-def test_a_command_without_a_docstring_is_refused() -> None:
-    @command("get")
-    def body(call: Any, key: bytes) -> None: ...
-
-    with pytest.raises(DeclarationError, match="no docstring"):
-        table_of(body)
-
-
-def test_a_name_in_upper_case_is_refused() -> None:
-    with pytest.raises(DeclarationError, match="lower case"):
-        table_of(declare("GET"))
+@pytest.mark.parametrize(
+    ("declarations", "error"),
+    [
+        ([declare("get"), declare("get")], "'get' is declared twice"),
+        ([declare("gett")], "'gett' is not one of Redis"),
+        ([declare("get", CommandSpec("0.1.0", "server"))], "'get' is one of Redis"),
+        ([declare("set")], "'set' is a write"),
+        ([of_two_keys], "arity 3; Redis has 2"),
+        ([without_docstring], "no docstring"),
+        ([declare("GET")], "lower case"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_wrong_declarations_are_refused(declarations: list[CommandHandler], error: str) -> None:
+    with pytest.raises(DeclarationError, match=error):
+        table_of(*declarations)
 
 
 def test_commands_are_found_in_any_case() -> None:

@@ -120,22 +120,17 @@ def test_a_pause_during_the_first_look_does_not_free_a_living_writers_job(tmp_pa
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_the_same_query_takes_over_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("taker", "epoch", "error"),
+    [({}, 1, "query q, term 2"), ({"query_id": "other", "takeover": True}, 0, "query other")],
+    ids=["same query", "takeover"],
+)
+def test_living_writer_is_replaced(tmp_path: Path, taker: dict[str, Any], epoch: int, error: str) -> None:
     log = Beating(tmp_path)
     before = log.writer = writer_of(log)
     before.publish([put(b"1")])
-    assert writer_of(log).publish([put(b"2")]) == 1
-    with pytest.raises(FencedWriterError, match="now written by query q, term 2"):
-        before.publish([put(b"3")])
-
-
-@pytest.mark.usefixtures("nobody_waits")
-def test_takeover_takes_the_job_of_a_living_writer(tmp_path: Path) -> None:
-    log = Beating(tmp_path)
-    before = log.writer = writer_of(log)
-    before.publish([put(b"1")])
-    writer_of(log, "other", takeover=True).publish([put(b"2")])
-    with pytest.raises(FencedWriterError, match="now written by query other"):
+    assert writer_of(log, **taker).publish([put(b"2")]) == epoch
+    with pytest.raises(FencedWriterError, match=f"now written by {error}"):
         before.publish([put(b"3")])
 
 
