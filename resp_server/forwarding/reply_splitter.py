@@ -188,24 +188,24 @@ def _item(data: bytes, at: int) -> tuple[int, int]:
         if len(data) - at > LINE_BYTES_MAX + 1:  # one byte of the line end may be there
             raise _unexpected(data, at)
         return len(data) + 1, 0
-    mark = data[at]
+    first_byte = data[at]
     digits = data[at + 1 : end]
-    if mark in LINES and end - at <= LINE_BYTES_MAX:
+    if first_byte in LINES and end - at <= LINE_BYTES_MAX:
         return end + 2, 0
-    if mark == NUMBER and digits.removeprefix(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
+    if first_byte == NUMBER and digits.removeprefix(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
         return end + 2, 0
     line = data[at:end]
     if line in NAMED:
         return end + 2, 0
-    if mark not in LENGTHS or not _is_length(digits):
+    if first_byte not in LENGTHS or not _is_length(digits):
         raise _unexpected(data, at)
     number = int(digits)
-    if mark in BULKS:
+    if first_byte in BULKS:
         after = end + 4 + number
         if after <= len(data) and data[after - 2 : after] != b"\r\n":
             raise FrameError(f"a text is longer than its length line says, {number} bytes")
         return after, 0
-    return end + 2, 2 * number if mark in MAP else number
+    return end + 2, 2 * number if first_byte in MAP else number
 
 
 def _unexpected(data: bytes, at: int) -> FrameError:

@@ -199,20 +199,20 @@ def _tokens(pattern: bytes, ignore_case: bool) -> Iterator[frozenset[int] | None
     """Split a pattern into stars, and sets of the bytes allowed at a position."""
     at = 0
     while at < len(pattern):
-        mark = pattern[at]
+        byte = pattern[at]
         at += 1
-        if mark == 0x2A:  # *
+        if byte == 0x2A:  # *
             yield STAR
-        elif mark == 0x3F:  # ?
+        elif byte == 0x3F:  # ?
             yield ANY
-        elif mark == 0x5B:  # [
+        elif byte == 0x5B:  # [
             token, at = _class(pattern, at, ignore_case)
             yield token
         else:
-            if mark == 0x5C and at < len(pattern):  # backslash
-                mark = pattern[at]
+            if byte == 0x5C and at < len(pattern):  # backslash
+                byte = pattern[at]
                 at += 1
-            yield _BOTH_CASES[mark] if ignore_case else _ONE[mark]
+            yield _BOTH_CASES[byte] if ignore_case else _ONE[byte]
 
 
 def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], int]:

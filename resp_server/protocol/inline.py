@@ -14,7 +14,7 @@ ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
 def inline_arguments(line: bytes) -> list[bytes]:
     """Return the arguments in a line; ProtocolError if a quote is not closed, or no space follows a closing quote."""
     line = line.removesuffix(b"\r").partition(b"\0")[0]
-    if not any(mark in line for mark in (b'"', b"'", b"\v", b"\f")):
+    if not any(character in line for character in (b'"', b"'", b"\v", b"\f")):
         return line.split()
     arguments = []
     at = _skip_spaces(line, 0)
@@ -35,12 +35,12 @@ def _argument(line: bytes, at: int) -> tuple[bytes, int]:
     """Return the argument at an offset, and the offset after it. A quote may start within an argument and ends it."""
     argument = bytearray()
     while at < len(line) and line[at] not in ARGUMENT_ENDS:
-        mark = line[at : at + 1]
+        character = line[at : at + 1]
         at += 1
-        if mark not in (b'"', b"'"):
-            argument += mark
+        if character not in (b'"', b"'"):
+            argument += character
             continue
-        at = _quoted(line, at, mark, argument)
+        at = _quoted(line, at, character, argument)
         if at < len(line) and line[at] not in SPACES:
             raise ProtocolError("unbalanced quotes in request")
         break
@@ -51,10 +51,10 @@ def _quoted(line: bytes, at: int, quote: bytes, argument: bytearray) -> int:
     """Append the text up to the closing quote; return the offset after the quote."""
     unescape = _unescape_double if quote == b'"' else _unescape_single
     while at < len(line):
-        mark = line[at : at + 1]
-        if mark == quote:
+        character = line[at : at + 1]
+        if character == quote:
             return at + 1
-        text, length = unescape(line, at) if mark == b"\\" else (mark, 1)
+        text, length = unescape(line, at) if character == b"\\" else (character, 1)
         argument += text
         at += length
     raise ProtocolError("unbalanced quotes in request")

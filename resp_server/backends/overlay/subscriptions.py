@@ -198,7 +198,7 @@ class OverlaySubscriptions:
         replies = []
         for part, own in zip(parts, dedicated, strict=True):
             replies.append(ReplyFuture())
-            sink = own.marked(
+            sink = own.with_attributes(
                 replies[-1],
                 is_monitor=own.is_monitor or policy_of(name).role is Role.MONITOR,
                 is_for_messages=own.is_for_messages or part.is_main,

@@ -214,10 +214,10 @@ class UpstreamCluster:
             raise self._unreachable()
         replies = []
         for address in masters:
-            mark = pack((b"SET", name_at(self._table, address), b"", b"PX", b"1"))
+            first_write = pack((b"SET", name_at(self._table, address), b"", b"PX", b"1"))
             replies.append(ReplyFuture())
             self._node(address).send_blocking(
-                client, protocol, packed, replies[-1], 0, is_about_writes=True, mark_write=mark
+                client, protocol, packed, replies[-1], 0, is_about_writes=True, first_write=first_write
             )
         deliver(joined(replies, least_of, self.defer), sink, index)
 

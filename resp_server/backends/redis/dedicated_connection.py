@@ -38,7 +38,7 @@ from resp_server.session.transaction import check_watch_limits
 
 CLIENT_ID = pack((b"CLIENT", b"ID"))
 # A write that goes to replicas and to nobody else: a sharded channel has only subscribers that name it.
-MARK_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
+FIRST_WRITE = pack((b"SPUBLISH", b"sparkis:wait", b""))
 UNWATCH = pack((b"UNWATCH",))
 # Only RESP3 has pushes, and a connection in RESP2 would have to subscribe.
 LISTENER_PROTOCOL = 3
@@ -71,7 +71,7 @@ class DedicatedConnection(UpstreamConnection):
         self.client = client
         self.upstream_id: int | None = None
         self._wait_for_id: list[Callable[[int | None], None]] | None = []  # None: the upstream has replied
-        self._has_marked_write = False
+        self._has_written = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
         self.is_monitor = self.is_tracking = self.has_module_subscription = False
@@ -132,17 +132,17 @@ class DedicatedConnection(UpstreamConnection):
         for then in waiting:
             then(upstream_id)
 
-    def marked(self, sink: ReplySink, **marks: bool) -> ReplySink:
+    def with_attributes(self, sink: ReplySink, **attributes: bool) -> ReplySink:
         """Set attributes as the request does that is sent next; return the sink for its reply.
 
         A refused request changes nothing at the upstream. So after an error the attributes are as before.
         """
-        before = {name: getattr(self, name) for name in marks}
-        self._mark(marks)
-        return _MarkingSink(sink, partial(self._mark, before))
+        before = {name: getattr(self, name) for name in attributes}
+        self._set_attributes(attributes)
+        return _AttributesSink(sink, partial(self._set_attributes, before))
 
-    def _mark(self, marks: Mapping[str, bool]) -> None:
-        for name, is_set in marks.items():
+    def _set_attributes(self, attributes: Mapping[str, bool]) -> None:
+        for name, is_set in attributes.items():
             setattr(self, name, is_set)
 
     def send_request(self, request: UpstreamRequest, protocol: int) -> None:
@@ -152,18 +152,18 @@ class DedicatedConnection(UpstreamConnection):
             self._send_own(pack((b"HELLO", b"%d" % protocol)), DISCARD)
         self.add(request)
 
-    def send_wait(self, request: UpstreamRequest, protocol: int, mark_write: bytes = MARK_WRITE) -> None:
+    def send_wait(self, request: UpstreamRequest, protocol: int, first_write: bytes = FIRST_WRITE) -> None:
         """Send WAIT or WAITAOF, for all writes of the client, also for those over other connections.
 
         The upstream waits for this connection's writes, so the connection first sends a write of its own, which comes
-        after all of the client's: `mark_write`. Redis before 7.2 accepts any command for this; Redis before 7.0 has no
+        after all of the client's: `first_write`. Redis before 7.2 accepts any command for this; Redis before 7.0 has no
         SPUBLISH.
         """
-        if not self._has_marked_write:
-            self._has_marked_write = True
+        if not self._has_written:
+            self._has_written = True
             sink = _WaitSink(request.sink)
             request.sink = sink
-            self._send_own(mark_write, _MarkSink(sink))
+            self._send_own(first_write, _FirstWriteSink(sink))
             self._send_own(PING, DISCARD)
         self.send_request(request, protocol)
 
@@ -455,23 +455,23 @@ class _IdSink(_Discard):
         self._connection.set_upstream_id(None)
 
 
-class _MarkingSink(ReplySink):
-    """Takes the reply to a request that has marked its connection.
+class _AttributesSink(ReplySink):
+    """Takes the reply to a request that has with_attributes its connection.
 
     Args:
-        unmark: Called if the request is refused.
+        undo: Called if the request is refused.
     """
 
-    def __init__(self, sink: ReplySink, unmark: Callable[[], None]) -> None:
-        self._sink, self._unmark = sink, unmark
+    def __init__(self, sink: ReplySink, undo: Callable[[], None]) -> None:
+        self._sink, self._undo = sink, undo
 
     def put(self, index: int, reply: RawReply, epochs: ReplyEpochs = NO_EPOCHS) -> None:
         if is_error(reply):
-            self._unmark()
+            self._undo()
         self._sink.put(index, reply, epochs)
 
     def fail(self, index: int, error: Exception) -> None:
-        self._unmark()
+        self._undo()
         self._sink.fail(index, error)
 
 
@@ -489,7 +489,7 @@ class _WaitSink(_Discard):
         self._sink.fail(index, error)
 
 
-class _MarkSink(_Discard):
+class _FirstWriteSink(_Discard):
     """Takes the reply to the write before WAIT."""
 
     def __init__(self, wait: _WaitSink) -> None:

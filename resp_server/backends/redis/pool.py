@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from resp_server.backends.redis.breaker import Breaker
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
-from resp_server.backends.redis.dedicated_connection import MARK_WRITE, DedicatedConnection, DedicatedConnections
+from resp_server.backends.redis.dedicated_connection import FIRST_WRITE, DedicatedConnection, DedicatedConnections
 from resp_server.backends.redis.hello import hello_fields
 from resp_server.backends.redis.role import AnyRole, RoleCheck
 from resp_server.backends.redis.sentinel import MasterLocator
@@ -283,19 +283,19 @@ class UpstreamPool:
         index: int,
         *,
         is_about_writes: bool = False,
-        mark_write: bytes = MARK_WRITE,
+        first_write: bytes = FIRST_WRITE,
         prefix: bytes = b"",
     ) -> None:
         """Send a blocking command over the client's dedicated connection.
 
         Args:
             is_about_writes: It is WAIT or WAITAOF.
-            mark_write: See `DedicatedConnection.send_wait`.
+            first_write: See `DedicatedConnection.send_wait`.
         """
         dedicated = self.dedicated.open(client, protocol)
         request = UpstreamRequest(packed, sink, index, is_read=False, prefix=prefix, is_blocking=True)
         if is_about_writes:
-            dedicated.send_wait(request, protocol, mark_write)
+            dedicated.send_wait(request, protocol, first_write)
         else:
             dedicated.send_request(request, protocol)
 

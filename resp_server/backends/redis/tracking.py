@@ -65,15 +65,15 @@ class TrackingRequest:
     def send(self, dedicated: DedicatedConnections, client: int) -> None:
         """Send the request, over connections that are made if there are none; ReplyError: too many clients have one."""
         own = dedicated.open(client, self.protocol)
-        sink = own.marked(self.sink, is_tracking=self.tracking.request[2].upper() == b"ON")
+        sink = own.with_attributes(self.sink, is_tracking=self.tracking.request[2].upper() == b"ON")
         if self.tracking.is_redirected:
             listener = dedicated.open_listener(client)
-            sink = listener.marked(sink, is_tracking=True)
+            sink = listener.with_attributes(sink, is_tracking=True)
             listener.with_upstream_id(partial(self._send_redirected, own, sink))
             return
         former = dedicated.listener_of(client)
         if former is not None:
-            sink = former.marked(sink, is_tracking=False)
+            sink = former.with_attributes(sink, is_tracking=False)
         self._send(own, self.tracking.request, sink)
 
     def _send(self, own: DedicatedConnection, request: Request, sink: ReplySink) -> None:

@@ -1,4 +1,4 @@
-"""The key formats of an application's jobs, as its servers report them. Pure."""
+"""The key formats of a state cluster's jobs, as its servers report them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from state_backend.store.keyspace import UNREADABLE
 
 
 class JobKeys:
-    """The jobs of one application. A job's name is known as soon as a server announces it, its key formats soon after.
+    """The jobs of one state cluster. A job's name is known when a server announces it, its key formats soon after.
 
     A job has the keys `job:...`, and the keys of its states' key formats. The formats are not complete while a server
     reports a job that it cannot read: its keys are unknown.
@@ -72,7 +72,7 @@ class JobKeys:
         self._pattern_jobs = [job for job, _ in rows]
 
     def job_of(self, key: bytes) -> str | None:
-        """Return the job of this application that a key belongs to, or None."""
+        """Return the job of this state cluster that a key belongs to, or None."""
         head, colon, _ = key.partition(b":")
         name = head.decode("utf-8", "replace")
         if colon and name in self._terms:

@@ -1,7 +1,7 @@
 """Relays messages: a proxy subscribes at servers to its clients' channels and patterns, and delivers the messages.
 
     channels, patterns        at one server, the proxy's home: cluster nodes pass published messages to each other
-    keyspace notifications    at the active server of each shard of all applications, because a server notifies of its
+    keyspace notifications    at the active server of each shard of all state clusters, because a server notifies of its
                               own slots only. A pattern that may match both kinds is subscribed at all these servers;
                               its other messages are taken from the home only
     shard channels            at the active server of the slot
@@ -9,7 +9,7 @@
     or in other databases     (`AliasedKeys`)
     __sparkis__:...           nowhere: the proxy itself announces an epoch when all shards serve it
 
-With several applications the first one relays the messages of clients. The proxy's own setting (STATE NOTIFY) decides
+With several state clusters the first one relays the messages of clients. The proxy's own setting (STATE NOTIFY) decides
 which events are notified, not the servers' settings. When a connection is lost or silent, clients that may have missed
 a message are disconnected.
 """
@@ -61,7 +61,7 @@ class PubsubRelay:
         self._counted_events = ""
         self._clusters = clusters
         self._pubsub = server.message_bus.pubsub
-        # By (application, address). A server limits the subscriptions of a connection, so there may be several.
+        # By (cluster, address). A server limits the subscriptions of a connection, so there may be several.
         self._connections: defaultdict[tuple[int, str], list[RelayConnection]] = defaultdict(list)
         # Names to assign, and callbacks that are called after the names before them were assigned.
         self._queue: deque[Changes | Callable[[], None]] = deque()

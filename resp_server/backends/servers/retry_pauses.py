@@ -10,7 +10,7 @@ from resp_server.forwarding.answers import Called
 
 
 class RetryPauses:
-    """The pauses of one application's requests. Runs on the event loop's thread."""
+    """The pauses of one state cluster's requests. Runs on the event loop's thread."""
 
     def __init__(self) -> None:
         self._ends: dict[Callable[[], None], None] = {}

@@ -261,5 +261,5 @@ class ServersBackend:
         return self._table.find(request)
 
     def target_of(self, key: bytes) -> tuple[int, int]:
-        """Return the number of a key's application, and its slot."""
+        """Return the number of a key's state cluster, and its slot."""
         return self.sender.target_of(key)

@@ -1,4 +1,4 @@
-"""The servers of one application: routing of requests, handling of errors and of lost connections.
+"""The state servers of one cluster: routing of requests, handling of errors and of lost connections.
 
 For each protocol version, a server has one connection for look-ups, one for long requests such as KEYS and DBSIZE, and
 one for STATE HISTORY (`server_connection`). A request has a deadline. It is sent at most twice, the second time only
@@ -55,7 +55,7 @@ RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
 
 @dataclass
 class StateCluster:
-    """All servers of one application. Runs on the event loop's thread.
+    """All servers of one state cluster. Runs on the event loop's thread.
 
     Args:
         log: The log that the servers have to serve; None: any.
@@ -196,7 +196,7 @@ class StateCluster:
         return connection.epochs if connection is not None and connection.is_usable else None
 
     def has_server(self, address: str) -> bool:
-        """Return whether a server belongs to this application."""
+        """Return whether a server belongs to this state cluster."""
         return address in self._server_addresses
 
     def active_server(self, master: str) -> str:

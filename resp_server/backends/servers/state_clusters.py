@@ -1,4 +1,4 @@
-"""The applications behind a proxy. If there are several, a key belongs to the application that has the key's job."""
+"""The state clusters behind a proxy. If there are several, a key belongs to the one that has the key's job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOBS = pack((b"STATE", b"JOBS"))
 
 
 class StateClusters(tuple[StateCluster, ...]):
-    """The clusters of all applications, in configured order; a SCAN cursor contains the index of a cluster.
+    """All state clusters, in configured order; a SCAN cursor contains the index of a cluster.
 
     Attributes:
         single: The cluster, if there is just one.
@@ -32,15 +32,15 @@ class StateClusters(tuple[StateCluster, ...]):
         return super().__new__(cls, clusters)
 
     def __init__(self, clusters: Iterable[StateCluster], *, needs_key_formats: bool = False) -> None:
-        # A single application needs key formats only to distinguish its keys from an upstream's.
+        # A single cluster needs key formats only to distinguish its keys from an upstream's.
         self._needs_key_formats = needs_key_formats or len(self) > 1
         self.on_key_formats: Callable[[Mapping[str, Mapping[str, str]]], None] = lambda formats: None
         self.single = self[0] if len(self) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
-        self._retrying: set[tuple[str, str]] = set()  # (application, address) with a scheduled retry
+        self._retrying: set[tuple[str, str]] = set()  # (cluster, address) with a scheduled retry
 
     def start(self) -> None:
-        """Start the connections to all applications."""
+        """Start the connections to all clusters."""
         for cluster in self:
             if self._needs_key_formats:
                 cluster.on_new_job = self.request_key_formats
@@ -71,7 +71,7 @@ class StateClusters(tuple[StateCluster, ...]):
         return all(cluster.keys.is_complete for cluster in self)
 
     def info_fields(self) -> Mapping[str, object]:
-        """Return the fields for INFO; with several applications, each name begins with the application's number."""
+        """Return the fields for INFO; with several clusters, each name begins with the number of its cluster."""
         if self.single is not None:
             return self.single.info_fields()
         return {
@@ -93,7 +93,7 @@ class StateClusters(tuple[StateCluster, ...]):
         for cluster in self:
             if not cluster.keys.is_complete:
                 raise LoadingError(f"the jobs of {cluster.name} are not known yet; retry in a moment")
-        return self[0]  # no job has this key, so any application can reply that it does not exist
+        return self[0]  # no job has this key, so any cluster can reply that it does not exist
 
     def with_job(self, job: str) -> list[StateCluster]:
         """Return the clusters that have a job of this name."""
@@ -120,7 +120,7 @@ class StateClusters(tuple[StateCluster, ...]):
             logger.warning("%s listed its jobs in an unexpected form: %s", address, error)
 
     async def _retry_key_formats(self, cluster: StateCluster, address: str) -> None:
-        """After an error, request a server's key formats again soon, if it still belongs to the application."""
+        """After an error, request a server's key formats again soon, if it still belongs to the cluster."""
         row = (cluster.name, address)
         if row in self._retrying:
             return
@@ -140,7 +140,7 @@ class StateClusters(tuple[StateCluster, ...]):
 
 
 def clash(one: StateCluster, job: str, other: StateCluster, its_job: str) -> str:
-    """Return the error text for a key that two applications match."""
+    """Return the error text for a key that two clusters match."""
     if job == its_job:
         return f"job '{job}' is in {one.name} and in {other.name}: its keys are not served; rename one of the two jobs"
     return (

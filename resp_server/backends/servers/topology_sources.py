@@ -1,4 +1,4 @@
-"""The sources of an application's topology: a file, a registry, a registry's record under a log's root, or one server.
+"""The sources of a state cluster's topology: a file, a registry, a registry's record under a log's root, or one server.
 
 The proxy uses the newest topology, from a source or from a server. If a source fails, its last topology stays in use.
 """
@@ -41,7 +41,7 @@ SILENT_CHECKS_MAX = 4
 
 
 class ProxyTopologySource(ABC):
-    """The source of one application's topology."""
+    """The source of one state cluster's topology."""
 
     name: str
     cluster: StateCluster
