@@ -83,7 +83,7 @@ def _show(parser: argparse.ArgumentParser, configuration: Configuration, *, as_j
     if as_json:
         print(json.dumps({name: {"value": value, "from": origin} for name, value, origin in rows}, indent=2))
         return
-    widths = [max(len(row[at]) for row in [("option", "value", "from"), *rows]) for at in range(2)]
+    widths = [max(len(row[index]) for row in [("option", "value", "from"), *rows]) for index in range(2)]
     for name, value, origin in [("option", "value", "from"), *rows]:
         print(f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}".rstrip())
 

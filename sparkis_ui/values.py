@@ -88,7 +88,7 @@ async def _list(client: Client, value: Value, offset: int, pattern: bytes) -> No
     value.length = await client.execute("LLEN", value.key)
     count = _page(value)
     found = await client.execute("LRANGE", value.key, offset, offset + count - 1)
-    value.rows = [(offset + at, each) for at, each in enumerate(found) if pattern in each]
+    value.rows = [(offset + index, each) for index, each in enumerate(found) if pattern in each]
     value.next = _after(offset, count, value.length)
 
 
@@ -101,7 +101,7 @@ async def _sorted_set(client: Client, value: Value, offset: int, pattern: bytes)
         value.rows = [("", member, score) for member, score in sorted(pairs, key=lambda pair: -pair[1])]
         return
     pairs = scored(await client.execute("ZREVRANGE", value.key, offset, offset + count - 1, "WITHSCORES"))
-    value.rows = [(offset + at + 1, member, score) for at, (member, score) in enumerate(pairs)]
+    value.rows = [(offset + index + 1, member, score) for index, (member, score) in enumerate(pairs)]
     value.next = _after(offset, count, value.length)
 
 

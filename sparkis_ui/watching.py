@@ -78,7 +78,7 @@ class Watched:
         self.kind, self.length, self.rows, self.error = kind, length, list(rows), ""
         self.changed_s = time.time()
         self.ranks_before = self.ranks
-        self.ranks = {name: at for at, (name, _) in enumerate(rows)} if kind == "zset" else {}
+        self.ranks = {name: index for index, (name, _) in enumerate(rows)} if kind == "zset" else {}
         for name, value in rows[:NUMBERS_MAX] if kind in ("string", "hash", "zset") else ((b"", float(length)),):
             found = value if isinstance(value, float) else numeric(value)
             if found is not None:

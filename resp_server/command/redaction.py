@@ -22,9 +22,9 @@ def redacted(redaction: Redaction, arguments: Sequence[bytes]) -> Sequence[bytes
             return _without_credentials(arguments)
         case Redaction.SETTINGS:
             redacted_arguments = list(arguments)
-            for at in range(2, len(arguments) - 1, 2):
-                if arguments[at].lower() in SECRET_SETTINGS:
-                    redacted_arguments[at + 1] = REDACTED
+            for index in range(2, len(arguments) - 1, 2):
+                if arguments[index].lower() in SECRET_SETTINGS:
+                    redacted_arguments[index + 1] = REDACTED
             return redacted_arguments
     return arguments
 
@@ -32,8 +32,8 @@ def redacted(redaction: Redaction, arguments: Sequence[bytes]) -> Sequence[bytes
 def _without_credentials(arguments: Sequence[bytes]) -> Sequence[bytes]:
     """Redact the user and the password after AUTH or AUTH2."""
     redacted_arguments = list(arguments)
-    for at, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if argument.upper() in (b"AUTH", b"AUTH2"):
-            for secret in range(at + 1, min(at + 3, len(arguments))):
+            for secret in range(index + 1, min(index + 3, len(arguments))):
                 redacted_arguments[secret] = REDACTED
     return redacted_arguments

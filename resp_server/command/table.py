@@ -86,7 +86,7 @@ class Command:
         channels = self.policy.channels
         if channels is None or channels.verb is not Verb.SUBSCRIBE:
             return []
-        return [(at, channels.kind == PATTERNS) for at in range(1, len(request))]
+        return [(index, channels.kind == PATTERNS) for index in range(1, len(request))]
 
     @cached_property
     def _takes_bytes(self) -> bool:

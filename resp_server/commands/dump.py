@@ -141,6 +141,6 @@ def _rechunked(fragments: Fragments) -> Fragments:
         size += len(fragment)
         if size >= FRAGMENT_BYTES:
             joined = b"".join(buffer)
-            yield from (joined[at : at + FRAGMENT_BYTES] for at in range(0, size, FRAGMENT_BYTES))
+            yield from (joined[index : index + FRAGMENT_BYTES] for index in range(0, size, FRAGMENT_BYTES))
             buffer, size = [], 0
     yield b"".join(buffer)

@@ -142,8 +142,8 @@ def _draw(samples: Sequence[LatencySample], least: int, most: int, now_s: int) -
         yield "".join(" " if height < above else (GRAPH_STEPS + "|" * steps)[height - above] for height in heights)
     yield " " * len(samples)
     ages = [_age(now_s - second) for second, _ in samples]
-    for at in range(max(map(len, ages))):
-        yield "".join(age[at : at + 1] or " " for age in ages)
+    for index in range(max(map(len, ages))):
+        yield "".join(age[index : index + 1] or " " for age in ages)
 
 
 def _age(seconds: int) -> str:

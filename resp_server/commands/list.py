@@ -79,16 +79,16 @@ class PositionOptions:
     def parse(cls, arguments: Sequence[bytes]) -> PositionOptions:
         """Parse the options in Redis' order of checks."""
         options = cls()
-        for at in range(0, len(arguments), 2):
-            option = arguments[at].upper()
-            if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(arguments):
+        for index in range(0, len(arguments), 2):
+            option = arguments[index].upper()
+            if option not in (b"RANK", b"COUNT", b"MAXLEN") or index + 1 == len(arguments):
                 raise syntax_error()
             if option == b"RANK":
-                options.rank = _rank(integer(arguments[at + 1]))
+                options.rank = _rank(integer(arguments[index + 1]))
             elif option == b"COUNT":
-                options.count = _not_negative(option, arguments[at + 1])
+                options.count = _not_negative(option, arguments[index + 1])
             else:
-                options.length_max = _not_negative(option, arguments[at + 1])
+                options.length_max = _not_negative(option, arguments[index + 1])
         return options
 
     def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
@@ -97,7 +97,7 @@ class PositionOptions:
         size = snapshot.list_size(key)
         for start, stop in self._slices(size):
             positions = [
-                at for at, each in enumerate(snapshot.list_elements(key, start, stop), start) if each == element
+                index for index, each in enumerate(snapshot.list_elements(key, start, stop), start) if each == element
             ]
             ordered = positions if self.rank > 0 else positions[::-1]
             taken, to_skip = ordered[to_skip:], max(0, to_skip - len(ordered))

@@ -112,10 +112,10 @@ def object_freq(context: CommandContext, key: bytes) -> None:
 def memory_usage(context: CommandContext, key: bytes, *arguments: bytes) -> Reply:
     """Estimates the memory usage of a key."""
     items_max = SAMPLES_DEFAULT
-    for at in range(0, len(arguments), 2):
-        if arguments[at].upper() != b"SAMPLES" or at + 1 == len(arguments):
+    for index in range(0, len(arguments), 2):
+        if arguments[index].upper() != b"SAMPLES" or index + 1 == len(arguments):
             raise syntax_error()
-        items_max = integer(arguments[at + 1])
+        items_max = integer(arguments[index + 1])
         if items_max < 0:
             raise syntax_error()
         items_max = max(items_max, SAMPLES_DEFAULT) if items_max else INTEGER_MAX  # 0: all

@@ -139,10 +139,10 @@ def numbered_keys(number: bytes, arguments: Sequence[bytes]) -> tuple[Sequence[b
 def limit_of(arguments: Sequence[bytes]) -> int:
     """Parse `[LIMIT number]`, the last one of several; 0: no limit."""
     limit = 0
-    for at in range(0, len(arguments), 2):
-        if arguments[at].upper() != b"LIMIT" or at + 1 == len(arguments):
+    for index in range(0, len(arguments), 2):
+        if arguments[index].upper() != b"LIMIT" or index + 1 == len(arguments):
             raise syntax_error()
-        limit = integer_at_least(arguments[at + 1], 0, "LIMIT can't be negative")
+        limit = integer_at_least(arguments[index + 1], 0, "LIMIT can't be negative")
     return limit
 
 

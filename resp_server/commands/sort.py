@@ -130,13 +130,13 @@ def check_request(user: Account, request: Sequence[bytes]) -> None:
 
 def _slot_of(pattern: bytes) -> int | None:
     """Return the slot of all keys that match a pattern; None if they may be in several slots."""
-    for at, byte in enumerate(pattern):
+    for index, byte in enumerate(pattern):
         if byte in WILD:
             return None
         if byte == ord("{"):
-            end = pattern.find(b"}", at)
-            if end > at + 1 and not WILD.intersection(pattern[at:end]):
-                return slot_of(pattern[at : end + 1])
+            end = pattern.find(b"}", index)
+            if end > index + 1 and not WILD.intersection(pattern[index:end]):
+                return slot_of(pattern[index : end + 1])
             return slot_of(pattern) if not WILD.intersection(pattern) else None
     return slot_of(pattern)
 
@@ -189,8 +189,8 @@ def _in_stored_order(
         elif kind is Kind.SORTED_SET:
             yield [member for member, _ in snapshot.sorted_members(key, *ends, is_descending)]
     if kind is Kind.SET:
-        for at, batch in enumerate(batched(snapshot.members(key))):
-            yield batch[max(0, start - at * CHUNK_ITEMS_MAX) : max(0, stop - at * CHUNK_ITEMS_MAX)]
+        for index, batch in enumerate(batched(snapshot.members(key))):
+            yield batch[max(0, start - index * CHUNK_ITEMS_MAX) : max(0, stop - index * CHUNK_ITEMS_MAX)]
 
 
 def _sorted(

@@ -146,11 +146,11 @@ class TextRange:
         if not members or not self._is_above_low(members[-1]) or not self._is_below_high(members[0]):
             return 0, 0
         if self.is_reversed:
-            end = next(at for at in range(len(members), 0, -1) if self._is_below_high(members[at - 1]))
-            return next((at for at in range(end, 0, -1) if not self._is_above_low(members[at - 1])), 0), end
-        first = next(at for at, member in enumerate(members) if self._is_above_low(member))
+            end = next(index for index in range(len(members), 0, -1) if self._is_below_high(members[index - 1]))
+            return next((index for index in range(end, 0, -1) if not self._is_above_low(members[index - 1])), 0), end
+        first = next(index for index, member in enumerate(members) if self._is_above_low(member))
         return first, next(
-            (at for at in range(first, len(members)) if not self._is_below_high(members[at])), len(members)
+            (index for index in range(first, len(members)) if not self._is_below_high(members[index])), len(members)
         )
 
     def _is_above_low(self, member: bytes) -> bool:

@@ -44,8 +44,8 @@ def values_reply(context: ReadContext, keys: Sequence[bytes]) -> Reply:
 
 def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Value | None]:
     """Iterate over the keys' values; a key of another type yields None, as in MGET."""
-    for at in range(0, len(keys), KEYS_PER_READ):
-        some = keys[at : at + KEYS_PER_READ]
+    for index in range(0, len(keys), KEYS_PER_READ):
+        some = keys[index : index + KEYS_PER_READ]
         while some:
             try:
                 texts = view.lazy_values(some)

@@ -75,8 +75,8 @@ class TrackingOptions:
                 f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
             )
         existing = sorted(current.prefixes)
-        for at, prefix in enumerate(self.prefixes):
-            for others, which in ((existing, "an existing"), (self.prefixes[at + 1 :], "another provided")):
+        for index, prefix in enumerate(self.prefixes):
+            for others, which in ((existing, "an existing"), (self.prefixes[index + 1 :], "another provided")):
                 for other in others:
                     if prefix.startswith(other) or other.startswith(prefix):
                         raise GenericError(

@@ -418,7 +418,7 @@ def _length_lines(arguments: Sequence[bytes]) -> list[bytes]:
 
 def _count_equal(lines: Sequence[bytes]) -> int:
     """Return the number of lines at the front that equal the first one, given that some line does not."""
-    return next(at for at, line in enumerate(lines) if line != lines[0])
+    return next(index for index, line in enumerate(lines) if line != lines[0])
 
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:

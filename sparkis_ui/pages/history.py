@@ -85,7 +85,7 @@ def _pairs(value: Any, kind: str) -> list[tuple[str, str]]:
         return [
             (text.shown(name, 80), text.shown(each, 120)) for name, each in zip(items[::2], items[1::2], strict=False)
         ]
-    return [(str(at), text.shown(item, 120)) for at, item in enumerate(items)]
+    return [(str(index), text.shown(item, 120)) for index, item in enumerate(items)]
 
 
 PAGE = Page("history", "History", read, is_live=False)

@@ -272,20 +272,20 @@ def default_columns(
         is_buffer: Whether each field is of a buffer, by field.
         is_planned: The plan is known, so buffers without a result are left out: readers cannot use them.
     """
-    covered = {at for each in results.values() for at in range(each.first, each.end)}
+    covered = {index for each in results.values() for index in range(each.first, each.end)}
     names = {each.first: name for name, each in results.items()}
     found: list[str] = []
-    for at, default in enumerate(raw):
-        if at in names:
-            found.append(names[at])
-        elif at not in covered and not (is_planned and is_buffer and is_buffer[at]):
+    for index, default in enumerate(raw):
+        if index in names:
+            found.append(names[index])
+        elif index not in covered and not (is_planned and is_buffer and is_buffer[index]):
             found += default
     return tuple(found)
 
 
 def _planned(given: PlannedFunction, buffers: Sequence[pa.Field]) -> Aggregate:
     names = [buffer.name for buffer in buffers]
-    first = given.first + next((at for at, name in enumerate(names) if name), 0)
+    first = given.first + next((index for index, name in enumerate(names) if name), 0)
     call = parse_aggregate(given.text)
     width = 0 if call is None else FUNCTIONS[call.name].width(names, first)
     if call is None or not width:
@@ -298,25 +298,25 @@ def _planned(given: PlannedFunction, buffers: Sequence[pa.Field]) -> Aggregate:
 def _evident(buffers: Sequence[pa.Field]) -> Iterator[Aggregate]:
     """Yield the functions that are evident from the buffers alone."""
     names = [buffer.name for buffer in buffers]
-    for at, buffer in enumerate(buffers):
+    for index, buffer in enumerate(buffers):
         for name in EVIDENT:
-            width = FUNCTIONS[name].width(names, at)
+            width = FUNCTIONS[name].width(names, index)
             if width and (name != "approx_count_distinct" or precision_of(width) is not None):
-                yield Aggregate(name, FunctionCall(name), at, width)
-        if buffer.name == "sum" and names[at + 1 : at + 2] == ["isEmpty"]:
-            yield Aggregate("sum", FunctionCall("sum"), at, 2)
+                yield Aggregate(name, FunctionCall(name), index, width)
+        if buffer.name == "sum" and names[index + 1 : index + 2] == ["isEmpty"]:
+            yield Aggregate("sum", FunctionCall("sum"), index, 2)
 
 
 def hint_of(buffers: Sequence[pa.Field], results: Iterable[Aggregate]) -> str | None:
     """Return how to name the functions, if the buffers without a result are ambiguous; otherwise None."""
-    covered = {at for each in results for at in range(each.first, each.end)}
-    names = ["" if at in covered else buffer.name for at, buffer in enumerate(buffers)]
-    for at in range(len(names)):
+    covered = {index for each in results for index in range(each.first, each.end)}
+    names = ["" if index in covered else buffer.name for index, buffer in enumerate(buffers)]
+    for index in range(len(names)):
         for name in ("avg", "kurtosis", "skewness", "stddev", "corr", "covar_samp", "max_by", "collect_set"):
-            width = FUNCTIONS[name].width(names, at)
+            width = FUNCTIONS[name].width(names, index)
             if width:
                 argument = "(tag::string)" if name == "collect_set" else "(price)"
-                shown = ", ".join(names[at : at + width])
+                shown = ", ".join(names[index : index + width])
                 return (
                     f"{shown} may be the buffers of {name}, or of other functions: name all of the query's, in order: "
                     f'--column mean="{name}{argument}"'
@@ -368,9 +368,9 @@ def _is_balanced(text: str) -> bool:
 def _parts(text: str) -> Iterator[str]:
     """Yield the arguments of a call."""
     depth = start = 0
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character in OPENING) - (character in CLOSING)
         if character == "," and depth == 0:
-            yield text[start:at]
-            start = at + 1
+            yield text[start:index]
+            start = index + 1
     yield text[start:]

@@ -144,7 +144,7 @@ def point_of(score: float) -> Point:
 def geohash_text(score: float) -> bytes:
     """Return the standard geohash of 11 characters, whose map extends to the poles."""
     bits = cell_of(*point_of(score), STEP_MAX, latitude_max=90.0).bits
-    digits = [bits >> 2 * STEP_MAX - 5 * (at + 1) & 31 for at in range(TEXT_LENGTH - 1)]
+    digits = [bits >> 2 * STEP_MAX - 5 * (index + 1) & 31 for index in range(TEXT_LENGTH - 1)]
     return bytes(ALPHABET[digit] for digit in (*digits, 0))
 
 
@@ -265,11 +265,11 @@ def cells_of(shape: Shape) -> Iterator[Cell]:
     """Iterate over the cells that cover a shape, in the order of Redis, and as often as Redis scans each."""
     found = list(_covering(shape))
     last = 0
-    for at, cell in enumerate(found):
+    for index, cell in enumerate(found):
         # Large neighbours may be the same cell. Redis skips a cell that equals the last one scanned, except the center.
         if cell is not None and (not last or cell != found[last]):
             yield cell
-            last = at
+            last = index
 
 
 @lru_cache(SHAPES_KEPT)

@@ -112,14 +112,14 @@ def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
     if role_of(request[0]) is Role.KEYS:
         return (request[0], b"*"), request[1], None
     kept, pattern, type_name = [*request[:2]], None, None
-    for at in range(2, len(request), 2):
-        option = request[at].upper()
-        if option == b"MATCH" and at + 1 < len(request):
-            pattern = request[at + 1]
-        elif option == b"TYPE" and at + 1 < len(request):
-            type_name = request[at + 1].lower()
+    for index in range(2, len(request), 2):
+        option = request[index].upper()
+        if option == b"MATCH" and index + 1 < len(request):
+            pattern = request[index + 1]
+        elif option == b"TYPE" and index + 1 < len(request):
+            type_name = request[index + 1].lower()
         else:
-            kept += request[at : at + 2]
+            kept += request[index : index + 2]
     return kept, pattern, type_name
 
 

@@ -48,8 +48,8 @@ def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
     if len(facts.key_specs) != 1 or facts.first_key != 1 or facts.last_key != -1:
         yield short  # it has few keys
         return
-    for at in range(1, len(request), CHUNK_ARGUMENTS):  # an even number: MSET has pairs
-        yield [request[0], *short[at : at + CHUNK_ARGUMENTS]]
+    for index in range(1, len(request), CHUNK_ARGUMENTS):  # an even number: MSET has pairs
+        yield [request[0], *short[index : index + CHUNK_ARGUMENTS]]
 
 
 class LongRequests:

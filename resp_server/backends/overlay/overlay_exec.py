@@ -356,8 +356,8 @@ def _has_run_nothing(reply: RawReply) -> bool:
 def _unchecked_databases(requests: Sequence[Request], databases: Databases, session: Session) -> Steps[set[int]]:
     """Return the databases in the queued SELECTs of which it is not known whether the upstream has them."""
     found = set()
-    for at, request in enumerate(requests):
-        if at % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
+    for index, request in enumerate(requests):
+        if index % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
             yield
         if len(request) == 2 and role_of(request[0]) is Role.SELECT:
             with suppress(GenericError):

@@ -41,7 +41,7 @@ class SlotTable:
         self.masters: Sequence[Address] = list(dict.fromkeys(owner for owner in owners if owner is not None))
         self.joined: list[Address] = []
         self._numbered: list[Address | None] = [None, *self.masters[:NUMBERED_MAX]]
-        number_of: dict[Address | None, int] = {each: at for at, each in enumerate(self._numbered)}
+        number_of: dict[Address | None, int] = {each: index for index, each in enumerate(self._numbered)}
         self.numbers = bytes([number_of.get(owner, 0) for owner in owners])
 
     @classmethod

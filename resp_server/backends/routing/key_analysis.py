@@ -109,8 +109,8 @@ def decisions(rows: Sequence[AnalyzedKeys]) -> Sequence[str]:
     for row in states:
         if row.count:
             found += _about_copies(row)
-    for at, row in enumerate(states):
-        found += [_both(row, other) for other in states[:at] if _make_one_key(row, other)]
+    for index, row in enumerate(states):
+        found += [_both(row, other) for other in states[:index] if _make_one_key(row, other)]
     return found
 
 

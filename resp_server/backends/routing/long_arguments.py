@@ -30,7 +30,7 @@ def long_arguments(request: Request) -> Collection[int]:
 
 def without_long_arguments(request: Request, long_at: Collection[int]) -> Request:
     """Return a request for parsing: each `LongArgument` is replaced by `STAND_IN`."""
-    return [STAND_IN if at in long_at else argument for at, argument in enumerate(request)]
+    return [STAND_IN if index in long_at else argument for index, argument in enumerate(request)]
 
 
 def too_long() -> GenericError:

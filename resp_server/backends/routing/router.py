@@ -493,10 +493,10 @@ def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray
     if is_all:
         return Route(Destination.DROPPED, routed)
     left = LongRequest(request[:1], 0)
-    for at in range(1, len(request), 2):
-        if not dropped[at]:
-            left += request[at : at + 2]
-        if at % KEYS_AT_ONCE == 1:
+    for index in range(1, len(request), 2):
+        if not dropped[index]:
+            left += request[index : index + 2]
+        if index % KEYS_AT_ONCE == 1:
             yield
     return Route(Destination.UPSTREAM, routed, request=left)
 

@@ -91,7 +91,7 @@ class FieldEvent(NamedTuple):
 
     def chunks(self) -> Iterator[Sequence[bytes]]:
         """Iterate over the fields to check, in batches of at most `FIELDS_MAX`."""
-        return (self.fields[at : at + FIELDS_MAX] for at in range(0, len(self.fields), FIELDS_MAX))
+        return (self.fields[index : index + FIELDS_MAX] for index in range(0, len(self.fields), FIELDS_MAX))
 
     def requests(self) -> Iterator[Request]:
         """Iterate over the reads."""

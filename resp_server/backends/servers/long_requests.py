@@ -45,16 +45,16 @@ def pack_in_steps(request: LongRequest) -> Steps[bytes]:
     """Encode a long request in steps. To free memory, its words are cleared, except those of the first chunk."""
     texts = [b"*%d\r\n" % len(request)]
     size = 0
-    for at in range(0, len(request), CHUNK_ARGUMENTS):
-        words = request[at : at + CHUNK_ARGUMENTS]
+    for index in range(0, len(request), CHUNK_ARGUMENTS):
+        words = request[index : index + CHUNK_ARGUMENTS]
         for some in of_bounded_size(words):
             texts.append(pack(some).partition(b"\r\n")[2])
             size += len(texts[-1])
             if size > PACKED_BYTES_MAX:
                 raise GenericError(f"a request may have {PACKED_BYTES_MAX >> 20} MiB through a proxy; split it")
             yield
-        if at:
-            request[at : at + len(words)] = [b""] * len(words)
+        if index:
+            request[index : index + len(words)] = [b""] * len(words)
     return b"".join(texts)
 
 

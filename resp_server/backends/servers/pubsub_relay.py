@@ -210,7 +210,7 @@ class PubsubRelay:
         return (
             self._server_events,
             list(self._messages.sources),
-            [(each.slots.version, self._active_servers(at)) for at, each in enumerate(self._clusters)],
+            [(each.slots.version, self._active_servers(index)) for index, each in enumerate(self._clusters)],
         )
 
     @property

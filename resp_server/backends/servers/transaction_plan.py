@@ -171,9 +171,9 @@ class ServerTransaction(ReplySink):
         if self.head[:1] != b"*":
             return b"-%b\r\n" % GenericError("the server did not run the transaction").line
         self.items = yield from items_of(self.replies[-1])
-        for at in range(0, len(self.items), CHECKED_AT_ONCE):
+        for index in range(0, len(self.items), CHECKED_AT_ONCE):
             yield
-            for item in self.items[at : at + CHECKED_AT_ONCE]:
+            for item in self.items[index : index + CHECKED_AT_ONCE]:
                 if is_error(item) and as_bytes(item).startswith((b"-MOVED ", *RETRY_ERRORS)):
                     return as_bytes(item)
         return None
