@@ -1,13 +1,20 @@
-// redis-rs: the synchronous client, and the one for tokio.
+// redis-rs: the synchronous client, and the one for tokio; the cluster's client of both kinds.
 #[path = "../../steps.rs"]
 mod steps;
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::thread::spawn;
+use std::time::Duration;
 
-use redis::{cmd, pipe, Client, Commands, Connection, RedisResult, Script, Value};
+use redis::cluster::{cluster_pipe, ClusterClient};
+use redis::{cmd, pipe, AsyncCommands, Client, Commands, Connection, RedisResult, Script, Value};
 use steps::*;
 
 fn main() {
+    if place() == "cluster" {
+        return cluster();
+    }
     let client = Client::open(url()).unwrap();
     let mut own = client.get_connection().unwrap();
     reads(&mut own);
@@ -71,7 +78,6 @@ fn changes(client: &Client, own: &mut Connection) {
 }
 
 async fn tokio_reads(client: &Client) {
-    use redis::AsyncCommands;
     let own = client.get_multiplexed_async_connection().await.unwrap();
     let tasks: Vec<_> = all_texts()
         .into_iter()
@@ -109,4 +115,47 @@ fn writes(client: &Client, own: &mut Connection) {
     step("PUBLISH", own.publish::<_, _, i64>("own:channel", "hello"));
     step("a message", messages.get_message().and_then(|each| each.get_payload::<String>().map_err(Into::into)));
     step("DEL", own.del::<_, i64>(&["own:text", "own:map", "own:list", "own:ranks", "own:counter", "own:stream"]));
+}
+
+fn cluster() {
+    // By default a request that fails is tried again after pauses that double up to 11 minutes.
+    let client = ClusterClient::builder(vec![url()]).min_retry_wait(10).max_retry_wait(100).build().unwrap();
+    let mut own = client.get_connection().unwrap();
+    step("MGET of all slots", own.mget::<_, Vec<String>>(&all_texts()));
+    let mut pipeline = cluster_pipe();
+    all_texts().iter().for_each(|key| {
+        pipeline.get(key);
+    });
+    step("a pipeline", pipeline.query::<Vec<String>>(&mut own));
+    step("a map", own.hgetall::<_, BTreeMap<String, String>>("job:map:flight"));
+    let tokio = tokio::runtime::Runtime::new().unwrap();
+    step("MGET of tokio", tokio.block_on(tokio_texts(&client)));
+    refused_writes();
+
+    // A connection does not look for new nodes after the end of one, so a program opens another.
+    ask("kill job:text:007");
+    let again = || client.get_connection().and_then(|mut new| new.mget::<_, Vec<String>>(&all_texts()));
+    step("after a server's end", until(again, |found| found.len() == TEXTS));
+    step("the connection of before", own.get::<_, String>(text(7)));
+    step("the same of tokio", until(|| tokio.block_on(tokio_texts(&client)), |found| found.len() == TEXTS));
+    ask("put job:text:live 2");
+    let live = || client.get_connection().and_then(|mut new| new.get::<_, String>("job:text:live"));
+    step("a new value after it", until(live, |found| found == "2"));
+}
+
+/// Read all texts by a connection of tokio's client.
+async fn tokio_texts(client: &ClusterClient) -> RedisResult<Vec<String>> {
+    client.get_async_connection().await?.mget(all_texts()).await
+}
+
+/// Writes of one's own key, which only state servers refuse: the client takes their error for a failover.
+fn refused_writes() {
+    let builder = || ClusterClient::builder(vec![url()]);
+    let written = |client: RedisResult<ClusterClient>| client.and_then(|each| each.get_connection()).and_then(|mut own| own.set::<_, _, ()>("own:text", "x"));
+    step("a write without tries again", written(builder().retries(0).build()));
+    step("a write with short pauses", written(builder().min_retry_wait(10).max_retry_wait(100).build()));
+    let mut own = builder().build().unwrap().get_connection().unwrap();
+    let (sender, receiver) = channel();
+    spawn(move || sender.send(own.set::<_, _, ()>("own:text", "x").is_ok()));
+    step("a write, within 70 s", receiver.recv_timeout(Duration::from_secs(70)));
 }
