@@ -57,6 +57,10 @@ class CommandStats:
         self.nanoseconds += nanoseconds
         self.took[(nanoseconds // calls).bit_length()] += calls
 
+    def uncount(self) -> None:
+        """Take back one count of a call that is counted twice, such as by the forwarder and by its caller."""
+        self.calls -= 1
+
     def add(self, other: CommandStats) -> None:
         """Add the counters of another process."""
         self.calls += other.calls

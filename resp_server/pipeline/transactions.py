@@ -131,7 +131,7 @@ class Transactions:
             run()
             return
         for each in (self._multi_command, self._exec_command):  # the forwarder counts them, too
-            self._server.stats.command_stats(each.name).calls -= 1
+            self._server.stats.command_stats(each.name).uncount()
 
     async def _answer(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, batch: ReplyBatch

@@ -200,7 +200,7 @@ class StateSender:
         def send() -> None:
             sink = BatchForwarderSink(batch, index, send_by_slots)
             if forwarder.forward(sink, packed, protocol, is_of_states=True) == len(packed):
-                self._stats.command_stats(command.name).calls -= 1  # the forwarder and the caller count the request
+                self._stats.command_stats(command.name).uncount()
             else:
                 send_by_slots()
 
@@ -241,7 +241,7 @@ class StateSender:
                 return True
             jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
             batch.answer(partial(jobs.info, text_in(own), sections), session.replies_suppressed)
-            self._stats.command_stats(command.name).calls -= 1  # both `own` and the caller count the request
+            self._stats.command_stats(command.name).uncount()  # `own` has counted it
             return True
         if command.policy.role is Role.STATE_LIST:
             clusters = self._clusters_with(request[2])
