@@ -1,11 +1,13 @@
 package clients;
 
+import java.io.File;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.IntStream;
 import org.redisson.Redisson;
 import org.redisson.api.RBatch;
 import org.redisson.api.RBlockingQueue;
@@ -19,31 +21,73 @@ import org.redisson.api.RateType;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
+import org.redisson.config.ReadMode;
+import org.redisson.config.SingleServerConfig;
 
-/** Redisson: buckets, maps, batches; locks, queues, a rate limiter, a topic, which are scripts and messages. */
+/** Redisson: buckets, maps, batches; locks, queues, a rate limiter, a topic, which are scripts and messages; the cluster client. */
 public final class RedissonProgram {
-    public static void main(String[] arguments) {
-        Config config = new Config();
-        config.setCodec(StringCodec.INSTANCE);
-        config.useSingleServer()
-                .setAddress("redis://" + Steps.HOST + ":" + Steps.PORT)
-                .setConnectionMinimumIdleSize(2)
-                .setConnectionPoolSize(8)
-                .setTimeout(30_000);
-        RedissonClient client = Redisson.create(config);
+    public static void main(String[] arguments) throws Exception {
+        RedissonClient client = Redisson.create(config());
         try {
-            reads(client);
-            if (Steps.PLACE.equals("upstream")) writes(client);
+            texts(client);
+            switch (Steps.PLACE) {
+                case "cluster" -> ends(client);
+                case "server" -> states(client);
+                case "upstream" -> {
+                    states(client);
+                    writes(client);
+                }
+                default -> {}
+            }
         } finally {
             client.shutdown(0, 2, TimeUnit.SECONDS);
         }
     }
 
-    private static void reads(RedissonClient client) {
+    private static Config config() throws Exception {
+        Config config = new Config().setCodec(StringCodec.INSTANCE);
+        String address = Steps.HOST + ":" + Steps.PORT;
+        if (Steps.PLACE.equals("cluster")) {
+            config.useClusterServers().addNodeAddress("redis://" + address).setScanInterval(1_000).setReadMode(ReadMode.MASTER);
+            return config;
+        }
+        SingleServerConfig server = config.useSingleServer()
+                .setAddress((Steps.CA == null ? "redis://" : "rediss://") + address)
+                .setConnectionMinimumIdleSize(2)
+                .setConnectionPoolSize(8)
+                .setTimeout(30_000);
+        if (Steps.CA != null) {
+            server.setUsername(Steps.USER).setPassword(Steps.PASSWORD);
+            server.setSslTruststore(TrustStore.of(new File(Steps.CA)).toURI().toURL());
+            server.setSslTruststorePassword(new String(TrustStore.PASSWORD));
+        }
+        return config;
+    }
+
+    private static void texts(RedissonClient client) {
         Steps.step("a bucket", () -> client.getBucket("job:text:007").get());
         Steps.step("a missing key", () -> client.getBucket("job:text:none").get());
         Steps.step("buckets", () -> Steps.sorted(client.getBuckets().get("job:text:001", "job:text:none", "job:text:299")));
+        Steps.step("WRONGTYPE", () -> client.getMap("job:text:007").readAllMap());
+        Steps.step("a batch", () -> batch(client));
         Steps.step("a map", () -> Steps.sorted(client.<String, String>getMap("job:map:flight").readAllMap()));
+        if (List.of("server", "tls").contains(Steps.PLACE)) {
+            Steps.step("a refused write", () -> {
+                client.getBucket("job:text:007").set("x");
+                return "written";
+            });
+            Steps.step("a read after it", () -> client.getBucket("job:text:007").get());
+        }
+    }
+
+    /** Read all texts in one batch. */
+    private static List<?> batch(RedissonClient client) {
+        RBatch batch = client.createBatch();
+        IntStream.range(0, Steps.TEXTS).forEach(each -> batch.getBucket(Steps.text(each)).getAsync());
+        return batch.execute().getResponses();
+    }
+
+    private static void states(RedissonClient client) {
         Steps.step("a map's keys, scanned", () -> {
             List<Object> found = new ArrayList<>();
             client.getMap("job:map:large").keySet().forEach(found::add);
@@ -52,20 +96,19 @@ public final class RedissonProgram {
         Steps.step("a list", () -> client.getList("job:list:alerts").readAll());
         Steps.step("a set", () -> Steps.sorted(client.getSet("job:set:airports").readAll()));
         Steps.step("a sorted set", () -> client.getScoredSortedSet("job:ranks:delays").entryRange(0, -1).toString());
-        Steps.step("WRONGTYPE", () -> client.getMap("job:text:007").readAllMap());
-        Steps.step("a batch", () -> {
-            RBatch batch = client.createBatch();
-            for (int each = 0; each < Steps.TEXTS; each++) batch.getBucket(Steps.text(each)).getAsync();
-            return batch.execute().getResponses();
-        });
         Steps.step("keys by a pattern", () -> client.getKeys().getKeysStreamByPattern("job:list:*").toList());
-        if (!Steps.PLACE.equals("upstream")) {
-            Steps.step("a refused write", () -> {
-                client.getBucket("job:text:007").set("x");
-                return "written";
-            });
-            Steps.step("a read after it", () -> client.getBucket("job:text:007").get());
-        }
+    }
+
+    private static void ends(RedissonClient client) {
+        Steps.step("after a server's end", () -> {
+            List<?> expected = batch(client);
+            Steps.ask("kill", "job:text:007");
+            return Steps.<Object>untilEqual(() -> batch(client), expected);
+        });
+        Steps.step("a new value after it", () -> {
+            Steps.ask("put", "job:text:live", "2");
+            return Steps.<Object>untilEqual(() -> client.getBucket("job:text:live").get(), "2");
+        });
     }
 
     private static void writes(RedissonClient client) {
