@@ -40,6 +40,7 @@ cdef class Jobs:
     cdef bint use_view(self, view, bint is_node) except -1
     cdef bint is_newest(self)
     cdef int job_at(self, const Word* key) except -3
+    cdef bint is_named(self, int index, const Word* key) noexcept
     cdef bint refresh_job(self, int index) except -1
     cdef bint is_listed(self)
     cdef tuple watch_point_of(self, JobPages job)

@@ -3,7 +3,7 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint64_t
-from libc.string cimport memchr, memcmp
+from libc.string cimport memcmp
 
 from resp_server.native.wire cimport Word
 
@@ -60,16 +60,10 @@ cdef class Jobs:
 
     cdef int job_at(self, const Word* key) except -3:
         """Return the index of a key's job, NO_JOB, or UNDECIDED: the general path has to find the job."""
-        cdef const uint8_t* colon
-        cdef JobPages job
         if self.only_job >= 0:
             return self.only_job
-        colon = <const uint8_t*>memchr(key.at, c":", key.size) if key.size else NULL
-        if colon != NULL and self.last_job < len(self.pages):
-            job = <JobPages>self.pages[self.last_job]
-            if PyBytes_GET_SIZE(job.prefix) == colon - key.at:
-                if memcmp(PyBytes_AS_STRING(job.prefix), key.at, colon - key.at) == 0:
-                    return self.last_job
+        if self.last_job < len(self.pages) and self.is_named(self.last_job, key):
+            return self.last_job
         try:
             name = self.view.job_of(PyBytes_FromStringAndSize(<const char*>key.at, key.size))
         except StoreError:
@@ -78,6 +72,16 @@ cdef class Jobs:
             return NO_JOB
         self.last_job = self.job_by_prefix[(<str>name).encode()]
         return self.last_job
+
+    cdef bint is_named(self, int index, const Word* key) noexcept:
+        """Return whether a key begins with the name of a job and a colon: then it is the key of no other job."""
+        cdef bytes prefix
+        cdef size_t size
+        if index < 0:
+            return False
+        prefix = (<JobPages>self.pages[index]).prefix
+        size = PyBytes_GET_SIZE(prefix)
+        return key.size > size and key.at[size] == c":" and memcmp(PyBytes_AS_STRING(prefix), key.at, size) == 0
 
     cdef bint refresh_job(self, int index) except -1:
         """Move a job to its newest epoch, once per buffer; False if its pages cannot be read."""

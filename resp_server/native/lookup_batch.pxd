@@ -36,7 +36,7 @@ cdef struct Counts:
 @cython.final  # calls of its own methods need no table
 cdef class LookupBatch:
     cdef Jobs jobs
-    cdef KeyFilter key_filter  # None: the core answers about all keys, also about missing ones
+    cdef KeyFilter key_filter  # None: the core answers about all keys, also about all missing ones
     cdef Word words[WORDS_MAX]
     cdef Request requests[REQUESTS_MAX]
     cdef Lookup lookups[LOOKUPS_MAX]
@@ -61,9 +61,11 @@ cdef inline int read(LookupBatch batch, size_t index, const Word* name, Record* 
 
 
 cdef inline int read_key(LookupBatch batch, size_t index, const Word* key, Record* record) noexcept:
-    """Read a key's record. With a filter of keys, the general path answers about missing ones."""
+    """Read a key's record. With a filter of keys, the general path answers about missing ones that may be another job's."""
     cdef int found = read(batch, index, key, record)
-    return GENERAL if found == ABSENT and batch.key_filter is not None else found
+    if found == ABSENT and batch.key_filter is not None and not batch.jobs.is_named(batch.job_of[index], key):
+        return GENERAL
+    return found
 
 
 cdef inline bint has_room(LookupBatch batch) noexcept:

@@ -85,7 +85,9 @@ def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Runn
     there = state_server.gets()
     assert [client.call("GET", key).plain for key in ("job:speed:1", "dash/7/apdex")] == [b"10", b"0.9"]
     assert state_server.gets() == there
-    assert client.call("GET", ABSENT).plain is None
+    assert client.call("GET", ABSENT).plain is None  # its name says whose key it would be
+    assert state_server.gets() == there
+    assert client.call("GET", "dash/8/apdex").plain is None  # it may be a key of another job
     assert state_server.gets() == there + 1
     client.call("SELECT", 1)
     assert client.call("GET", "job:speed:1").plain is None  # another database is the upstream's
@@ -168,10 +170,10 @@ class Counter:
         assert self._writer.last is not None
         return self._writer.last.epoch
 
-    def next(self) -> None:
+    def next(self, cars: int = 3) -> None:
         self.number += 1
         self._writer.publish(
-            [Change("count", Op.PUT, b"job2:count:%d" % car, value=b"%d" % self.number) for car in range(3)]
+            [Change("count", Op.PUT, b"job2:count:%d" % car, value=b"%d" % self.number) for car in range(cars)]
         )
 
 
@@ -258,6 +260,22 @@ def test_cached_values_are_not_older_than_other_clients_reads(scene: Scene, opti
         for client in caching:
             eventually(partial(client.holds_only, dict.fromkeys(keys, counter.number)))
             client.close()
+
+
+def test_tracked_missing_key_is_invalidated_when_added(scene: Scene) -> None:
+    counter, options = of_another_log(scene, "added")
+    with sparkis_program(PROGRAM, "--port", "0", *options) as server, server.connect() as client:
+        eventually(lambda: client.call("GET", "job2:count:0").plain == b"1")
+        state_server = StateServer(server, client)
+        eventually(lambda: state_server.is_spared(client, "job2:count:0"))
+        client.call("HELLO", 3)
+        client.call("CLIENT", "TRACKING", "ON")
+        there = state_server.gets()
+        assert client.call("GET", "job2:count:3").plain is None
+        assert state_server.gets() == there
+        counter.next(cars=4)
+        assert client.read().plain == [b"invalidate", [b"job2:count:3"]]
+        assert client.call("GET", "job2:count:3").plain == b"2"
 
 
 def test_awaited_epoch_is_read_beside_busy_client(scene: Scene) -> None:

@@ -26,7 +26,7 @@ such a client go over its dedicated connection. CLIENT CACHING is answered here,
 transaction, to the upstream. The keys of a transaction are read by EXEC, so they are noted with its reply.
 
 If the state server's stores are on this machine (`backends/servers/server_stores.py`), `StoredReads` comes before the forwarder: the
-compiled core answers reads of stored keys at the front of a client's input, and the forwarder forwards the rest. It also answers
+compiled core answers reads of its jobs' keys at the front of a client's input, and the forwarder forwards the rest. It also answers
 requests about all keys, with the upstream's reply and that of the stores.
 """
 
@@ -1685,7 +1685,7 @@ cdef class StateKeys(KeyFilter):
 
 
 cdef class StoredReads(FastPath):
-    """Answers reads of states' stored keys from the state server's stores, with the core. The forwarder gets all else.
+    """Answers reads of states' keys from the state server's stores, with the core. The forwarder gets all else.
 
     It also answers requests about the connection alone, and does only that where the proxy reads no stores.
     """
