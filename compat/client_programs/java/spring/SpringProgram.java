@@ -2,13 +2,16 @@ package clients;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.IntStream;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
@@ -52,24 +55,17 @@ public final class SpringProgram {
     /** Kinds of events, in their order. */
     private static final BlockingQueue<String> EVENTS = new ArrayBlockingQueue<>(100);
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        if (Steps.PLACE.equals("cluster")) {
+            cluster();
+            return;
+        }
         for (String driver : List.of("lettuce", "jedis")) {
-            Map<String, Object> settings = Map.of(
-                    "spring.data.redis.host", Steps.HOST,
-                    "spring.data.redis.port", Steps.PORT,
-                    "spring.data.redis.client-type", driver,
-                    "spring.cache.type", "redis",
-                    "spring.main.banner-mode", "off",
-                    "spring.main.log-startup-info", false,
-                    "logging.level.root", "OFF");
-            SpringApplication application = Steps.PLACE.equals("upstream")
-                    ? new SpringApplication(Application.class, Writing.class)
-                    : new SpringApplication(Application.class);
-            application.setWebApplicationType(WebApplicationType.NONE);
-            application.setDefaultProperties(settings);
-            try (ConfigurableApplicationContext context = application.run()) {
+            try (ConfigurableApplicationContext context = started(driver)) {
                 System.out.println(driver + " start: done");
-                reads(driver, context.getBean(StringRedisTemplate.class));
+                StringRedisTemplate template = context.getBean(StringRedisTemplate.class);
+                values(driver, template);
+                if (!Steps.PLACE.equals("tls")) states(driver, template);
                 if (Steps.PLACE.equals("upstream")) writes(driver, context);
             } catch (Exception error) {
                 System.out.println(driver + " start: " + Steps.errorText(error));
@@ -77,13 +73,80 @@ public final class SpringProgram {
         }
     }
 
-    private static void reads(String driver, StringRedisTemplate template) {
+    private static ConfigurableApplicationContext started(String driver) {
+        SpringApplication application = Steps.PLACE.equals("upstream")
+                ? new SpringApplication(Application.class, Writing.class)
+                : new SpringApplication(Application.class);
+        application.setWebApplicationType(WebApplicationType.NONE);
+        application.setDefaultProperties(settings(driver));
+        return application.run();
+    }
+
+    /** Both drivers' clients are connected when a server ends. */
+    private static void cluster() {
+        try (ConfigurableApplicationContext lettuce = started("lettuce");
+                ConfigurableApplicationContext jedis = started("jedis")) {
+            Map<String, StringRedisTemplate> templates = new TreeMap<>(Map.of(
+                    "lettuce", lettuce.getBean(StringRedisTemplate.class), "jedis", jedis.getBean(StringRedisTemplate.class)));
+            templates.forEach(SpringProgram::values);
+            List<String> keys = IntStream.range(0, Steps.TEXTS).mapToObj(Steps::text).toList();
+            List<String> expected = templates.get("jedis").opsForValue().multiGet(keys);
+            Steps.step("a server's end", () -> {
+                Steps.ask("kill", "job:text:007");
+                return expected;
+            });
+            templates.forEach((driver, template) -> {
+                Steps.step(driver + " after it", () -> Steps.untilEqual(() -> template.opsForValue().multiGet(keys), expected));
+                Steps.step(driver + " a new value after it", () -> {
+                    Steps.ask("put", "job:text:live", driver);
+                    return Steps.untilEqual(() -> template.opsForValue().get("job:text:live"), driver);
+                });
+            });
+        }
+    }
+
+    private static Map<String, Object> settings(String driver) {
+        Map<String, Object> settings = new HashMap<>(Map.of(
+                "spring.data.redis.client-type", driver,
+                "spring.cache.type", "redis",
+                "spring.main.banner-mode", "off",
+                "spring.main.log-startup-info", false,
+                "logging.level.root", "OFF"));
+        if (Steps.PLACE.equals("cluster")) {
+            settings.put("spring.data.redis.cluster.nodes", Steps.HOST + ":" + Steps.PORT);
+            settings.put("spring.data.redis.timeout", "5s"); // of Lettuce's requests to a node that has ended; the default is a minute
+            settings.put("spring.data.redis.lettuce.cluster.refresh.adaptive", true);
+            settings.put("spring.data.redis.lettuce.cluster.refresh.period", "1s");
+        } else {
+            settings.put("spring.data.redis.host", Steps.HOST);
+            settings.put("spring.data.redis.port", Steps.PORT);
+        }
+        if (Steps.CA != null) {
+            settings.put("spring.data.redis.username", Steps.USER);
+            settings.put("spring.data.redis.password", Steps.PASSWORD);
+            settings.put("spring.data.redis.ssl.bundle", "redis");
+            settings.put("spring.ssl.bundle.pem.redis.truststore.certificate", "file:" + Steps.CA);
+        }
+        return settings;
+    }
+
+    private static void values(String driver, StringRedisTemplate template) {
         Steps.step(driver + " values", () -> template.opsForValue().multiGet(List.of("job:text:007", "job:text:none", "job:text:299")));
         Steps.step(driver + " a hash", () -> Steps.sorted(template.opsForHash().entries("job:map:flight")));
+        Steps.step(driver + " WRONGTYPE", () -> template.opsForHash().entries("job:text:007"));
+        if (List.of("server", "tls").contains(Steps.PLACE)) {
+            Steps.step(driver + " a refused write", () -> {
+                template.opsForValue().set("job:text:007", "x");
+                return "written";
+            });
+            Steps.step(driver + " a read after it", () -> template.opsForValue().get("job:text:007"));
+        }
+    }
+
+    private static void states(String driver, StringRedisTemplate template) {
         Steps.step(driver + " a list", () -> template.opsForList().range("job:list:alerts", 0, -1));
         Steps.step(driver + " a set", () -> Steps.sorted(template.opsForSet().members("job:set:airports")));
         Steps.step(driver + " a sorted set", () -> template.opsForZSet().reverseRange("job:ranks:delays", 0, -1));
-        Steps.step(driver + " WRONGTYPE", () -> template.opsForHash().entries("job:text:007"));
         Steps.step(driver + " a transaction", () -> template.execute(new SessionCallback<List<Object>>() {
             @Override
             @SuppressWarnings("unchecked")
@@ -102,13 +165,6 @@ public final class SpringProgram {
                 return List.of(set, listener.next());
             }
         });
-        if (!Steps.PLACE.equals("upstream")) {
-            Steps.step(driver + " a refused write", () -> {
-                template.opsForValue().set("job:text:007", "x");
-                return "written";
-            });
-            Steps.step(driver + " a read after it", () -> template.opsForValue().get("job:text:007"));
-        }
     }
 
     private static void writes(String driver, ConfigurableApplicationContext context) {
