@@ -193,6 +193,18 @@ def test_tracking_redirect_connections_end_with_client(overlay: Overlay, listene
     eventually(lambda: int(overlay.info()["upstream_pinned"]), lambda found: found == before)
 
 
+def test_tracking_mistakes_are_refused(overlay: Overlay, client: Connection, direct: Connection) -> None:
+    assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT", 10**9).raw == (
+        b"-ERR The client ID you want redirect to does not exist\r\n"
+    )
+    assert client.call("CLIENT", "TRACKING", "ON", "REDIRECT").plain == b"ERR syntax error"
+    assert client.call("CLIENT", "TRACKING", "ON", "PREFIX", "a").raw == (
+        b"-ERR PREFIX option requires BCAST mode to be enabled\r\n"
+    )
+    assert client.call("CLIENT", "TRACKING", "maybe").plain == b"ERR syntax error"
+    assert client.call("CLIENT", "CACHING", "YES").is_error
+
+
 @pytest.mark.parametrize("is_redirected", [False, True])
 def test_refused_tracking_leaves_client_as_before(client: Connection, direct: Connection, is_redirected: bool) -> None:
     number = client.call("CLIENT", "ID").plain

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from state_backend import VERSION
 from state_backend.apply import applier as applier_module
 from state_backend.apply import store_copies
 from state_backend.apply.applier import Applier, follow_until_end
@@ -20,7 +21,7 @@ from state_backend.apply.compact import compact_log
 from state_backend.apply.heartbeats import HeartbeatWatch
 from state_backend.apply.store_log import StoreLog
 from state_backend.codec import packed_map
-from state_backend.lmdb.store import LmdbStore
+from state_backend.lmdb.store import FORMAT, LmdbStore
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch, EpochRef
 from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
@@ -403,7 +404,7 @@ def test_broken_chain_is_an_error_without_rebuild(followed: Followed) -> None:
     "lose",
     [
         shutil.rmtree,
-        lambda store: (store / "job" / "q1.1.0" / "boot").write_text("1 another boot"),
+        lambda store: (store / "job" / "q1.1.0" / "boot").write_text(f"{FORMAT} {VERSION} another boot"),
         lambda store: (store / "job" / "q1.1.0" / "data.mdb").write_bytes(b"garbage" * 10_000),
     ],
     ids=["removed", "from before the last boot", "no store any more"],
@@ -412,10 +413,12 @@ def test_lost_store_is_built_from_the_log(followed: Followed, lose: Callable[[Pa
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.applier.close()
+    (former := followed.store / "job" / "q1.1.0" / "former").touch()
     lose(followed.store)
     followed.restart()
     assert followed.step()["applied"] == 0
     assert followed.values() == {b"a": b"v"}
+    assert not former.exists()
 
 
 # Errors -------------------------------------------------------------------------------------------------------------
