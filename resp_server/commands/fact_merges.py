@@ -29,7 +29,7 @@ def largest(rows: Sequence[Row], name: str) -> Any:
 
 def largest_known(rows: Sequence[Row], name: str) -> Any:
     """Return the largest value that a server knows; None if no server knows it."""
-    return max((row[name] for row in rows if row[name] is not None), default=None)
+    return _largest(row[name] for row in rows)
 
 
 def largest_unless_unknown(rows: Sequence[Row], name: str) -> Any:
@@ -99,7 +99,7 @@ def keys_of_states(rows: Sequence[Row], name: str) -> list[int | None]:
 def bytes_of_states(rows: Sequence[Row], name: str) -> list[int | None]:
     """Return the bytes of each state, which each server reports for all slots; None if no server knows them."""
     sizes = _by_state(rows, name)
-    return [largest_known([{name: size.get(state)} for size in sizes], name) for state in newest(rows)["state_names"]]
+    return [_largest(each.get(state) for each in sizes) for state in newest(rows)["state_names"]]
 
 
 def shares_of(slots_of_servers: Iterable[SlotSet]) -> list[float]:
@@ -117,6 +117,10 @@ def sum_of(numbers: Sequence[int | None], shares: Sequence[float]) -> int | None
     if len(known) < len(numbers):
         return None
     return round(sum(number * share for number, share in zip(known, shares, strict=True)))
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def _shares(rows: Sequence[Row]) -> list[float]:

@@ -55,19 +55,19 @@ def _lag(
     return Fact(name, of, merged, is_in_lag=True)
 
 
-def _committed_at(seen: VisibleJob, now_ms: int) -> str | None:
+def _committed_at(visible: VisibleJob, now_ms: int) -> str | None:
     """Return when the epoch that clients read was committed, by its writer's clock; None before the first epoch."""
-    return _time(seen.applied.clock_ms) if seen.applied.epoch >= 0 else None
+    return _time(visible.applied.clock_ms) if visible.applied.epoch >= 0 else None
 
 
-def _age_ms(seen: VisibleJob, now_ms: int) -> int | None:
+def _age_ms(visible: VisibleJob, now_ms: int) -> int | None:
     """Return the age of the epoch that clients read, by this server's clock; None before the first epoch."""
-    return max(0, now_ms - seen.applied.clock_ms) if seen.applied.epoch >= 0 else None
+    return max(0, now_ms - visible.applied.clock_ms) if visible.applied.epoch >= 0 else None
 
 
-def _lag_ms(seen: VisibleJob, now_ms: int) -> int | None:
+def _lag_ms(visible: VisibleJob, now_ms: int) -> int | None:
     """Return how much older the epoch that clients read is than the committed one; None before the first epoch."""
-    job, applied = seen.job, seen.applied
+    job, applied = visible.job, visible.applied
     if job.committed_epoch <= applied.epoch:
         return 0
     return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
@@ -76,15 +76,15 @@ def _lag_ms(seen: VisibleJob, now_ms: int) -> int | None:
 def _source_lag(name: str, of: Callable[[Mapping[str, Any], int], Any], *, unknown: Any = None) -> Fact:
     """Return a fact about how far a job is behind its sources (see `log.source_lag`)."""
 
-    def found(seen: VisibleJob, now_ms: int) -> Any:
-        return unknown if seen.job.source_lag is None else of(seen.job.source_lag, now_ms)
+    def found(visible: VisibleJob, now_ms: int) -> Any:
+        return unknown if visible.job.source_lag is None else of(visible.job.source_lag, now_ms)
 
     return _lag(name, found, of_furthest_from_source)
 
 
 def _record_delay(name: str, percentile: str) -> Fact:
-    def found(seen: VisibleJob, now_ms: int) -> Any:
-        return None if seen.job.record_delays is None else seen.job.record_delays[percentile]
+    def found(visible: VisibleJob, now_ms: int) -> Any:
+        return None if visible.job.record_delays is None else visible.job.record_delays[percentile]
 
     return _lag(name, found, largest_known)
 
@@ -95,21 +95,21 @@ def _time(clock_ms: int | None) -> str | None:
 
 # In the order of STATE JOBS.
 FACTS = (
-    Fact("name", lambda seen, now_ms: seen.job.name, of_newest),
-    Fact("generation", lambda seen, now_ms: seen.job.generation, of_newest),
-    Fact("states", lambda seen, now_ms: len(seen.states), of_newest),
-    Fact("keys", lambda seen, now_ms: seen.keys, sum_without_overlap),
-    _lag("applied", lambda seen, now_ms: seen.applied.epoch, least),
-    _lag("committed", lambda seen, now_ms: seen.job.committed_epoch),
-    _lag("lag_epochs", lambda seen, now_ms: seen.job.lag_epochs(seen.applied), behind_in_epochs),
+    Fact("name", lambda visible, now_ms: visible.job.name, of_newest),
+    Fact("generation", lambda visible, now_ms: visible.job.generation, of_newest),
+    Fact("states", lambda visible, now_ms: len(visible.states), of_newest),
+    Fact("keys", lambda visible, now_ms: visible.keys, sum_without_overlap),
+    _lag("applied", lambda visible, now_ms: visible.applied.epoch, least),
+    _lag("committed", lambda visible, now_ms: visible.job.committed_epoch),
+    _lag("lag_epochs", lambda visible, now_ms: visible.job.lag_epochs(visible.applied), behind_in_epochs),
     _lag("lag_ms", _lag_ms, largest_unless_unknown),
     _lag("committed_at", _committed_at, of_oldest),
     _lag("age_ms", _age_ms, of_oldest),
-    _lag("epochs_per_minute", lambda seen, now_ms: seen.job.per_minute(now_ms)[0]),
-    _lag("changes_per_minute", lambda seen, now_ms: seen.job.per_minute(now_ms)[1]),
-    _lag("stale", lambda seen, now_ms: int(seen.job.is_stale)),
-    _lag("incomplete", lambda seen, now_ms: int(seen.job.is_incomplete)),
-    _lag("skipped_rows", lambda seen, now_ms: seen.job.skipped_rows),
+    _lag("epochs_per_minute", lambda visible, now_ms: visible.job.per_minute(now_ms)[0]),
+    _lag("changes_per_minute", lambda visible, now_ms: visible.job.per_minute(now_ms)[1]),
+    _lag("stale", lambda visible, now_ms: int(visible.job.is_stale)),
+    _lag("incomplete", lambda visible, now_ms: int(visible.job.is_incomplete)),
+    _lag("skipped_rows", lambda visible, now_ms: visible.job.skipped_rows),
     _source_lag("source_lag_records", lambda lag, now_ms: lag["records"]),
     _source_lag("source_lag_at", lambda lag, now_ms: _time(lag["at_ms"])),
     _source_lag("source_lag_age_ms", lambda lag, now_ms: max(0, now_ms - lag["at_ms"])),
@@ -117,18 +117,30 @@ FACTS = (
     _source_lag("source_partition_lags", lambda lag, now_ms: [*lag["partitions"].values()], unknown=[]),
     _record_delay("record_delay_p50_ms", "p50_ms"),
     _record_delay("record_delay_p99_ms", "p99_ms"),
-    _lag("held_back_epoch", lambda seen, now_ms: seen.job.held_back_epoch, of_held_back),
-    _lag("held_back_since", lambda seen, now_ms: _time(seen.job.held_back_since_ms), of_held_back),
-    _lag("as_of", lambda seen, now_ms: _time(seen.job.as_of_ms), of_newest),
-    _lag("error", lambda seen, now_ms: seen.error, error_texts),
-    Fact("slots", lambda seen, now_ms: str(seen.snapshot.owned_slots), union_of_slots),
-    Fact("store_bytes", lambda seen, now_ms: seen.job.store.used_bytes()[0] if seen.is_fully_visible else 0, total),
-    Fact("state_names", lambda seen, now_ms: [state.name for state in seen.states], of_newest),
+    _lag("held_back_epoch", lambda visible, now_ms: visible.job.held_back_epoch, of_held_back),
+    _lag("held_back_since", lambda visible, now_ms: _time(visible.job.held_back_since_ms), of_held_back),
+    _lag("as_of", lambda visible, now_ms: _time(visible.job.as_of_ms), of_newest),
+    _lag("error", lambda visible, now_ms: visible.error, error_texts),
+    Fact("slots", lambda visible, now_ms: str(visible.snapshot.owned_slots), union_of_slots),
     Fact(
-        "key_formats", lambda seen, now_ms: [state.format_for(seen.job.name).text for state in seen.states], of_newest
+        "store_bytes",
+        lambda visible, now_ms: visible.job.store.used_bytes()[0] if visible.is_fully_visible else 0,
+        total,
     ),
-    Fact("state_keys", lambda seen, now_ms: [seen.keys_of(state.name) for state in seen.states], keys_of_states),
-    Fact("state_bytes", lambda seen, now_ms: [seen.bytes_of(state.name) for state in seen.states], bytes_of_states),
+    Fact("state_names", lambda visible, now_ms: [state.name for state in visible.states], of_newest),
+    Fact(
+        "key_formats",
+        lambda visible, now_ms: [state.format_for(visible.job.name).text for state in visible.states],
+        of_newest,
+    ),
+    Fact(
+        "state_keys", lambda visible, now_ms: [visible.keys_of(state.name) for state in visible.states], keys_of_states
+    ),
+    Fact(
+        "state_bytes",
+        lambda visible, now_ms: [visible.bytes_of(state.name) for state in visible.states],
+        bytes_of_states,
+    ),
 )
 
 # The fields of a job's line in INFO, and their facts.
@@ -151,19 +163,19 @@ INFO_NAMES = frozenset(INFO_FIELDS.values())
 INFO_NONE = {"held_back_epoch": "none"}
 
 
-def row_of(seen: VisibleJob, now_ms: int) -> Row:
+def row_of(visible: VisibleJob, now_ms: int) -> Row:
     """Return the row of STATE JOBS."""
-    return {fact.name: fact.of(seen, now_ms) for fact in FACTS}
+    return {fact.name: fact.of(visible, now_ms) for fact in FACTS}
 
 
-def lag_row_of(seen: VisibleJob, now_ms: int) -> Row:
+def lag_row_of(visible: VisibleJob, now_ms: int) -> Row:
     """Return the row of STATE LAG."""
-    return {"job": seen.job.name} | {fact.name: fact.of(seen, now_ms) for fact in FACTS if fact.is_in_lag}
+    return {"job": visible.job.name} | {fact.name: fact.of(visible, now_ms) for fact in FACTS if fact.is_in_lag}
 
 
-def info_row_of(seen: VisibleJob, now_ms: int) -> Row:
+def info_row_of(visible: VisibleJob, now_ms: int) -> Row:
     """Return the facts of a job's line in INFO."""
-    return {fact.name: fact.of(seen, now_ms) for fact in FACTS if fact.name in INFO_NAMES}
+    return {fact.name: fact.of(visible, now_ms) for fact in FACTS if fact.name in INFO_NAMES}
 
 
 def merged_row(rows: Sequence[Row], others: Row) -> Row:

@@ -40,7 +40,7 @@ class OverlayControl(ABC):
 
 @dataclass
 class ProxyContext:
-    """What commands ask the other processes for, or show of them.
+    """The parts of a proxy that commands use; without one, these defaults.
 
     Args:
         leave: Ends what belongs to a client at other processes; None: no request goes to another process.
