@@ -139,6 +139,39 @@ def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path
             cluster.publish(0, 1)
 
 
+def test_mget_survives_the_loss_of_both_connections_to_a_killed_server(tmp_path: Path) -> None:
+    """The connection of the MGET is lost first, then the one over which its parts were sent."""
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        with cluster.proxy.connect() as client, cluster.servers[0].connect() as direct:
+            client.call("HELLO", "3")
+            assert client.call("MGET", *cluster.job.keys).plain == [b"0"] * KEYS
+            # A killed process closes its connections in the order in which they were opened: that of RESP3 first.
+            before = _proxy_connections(direct, b"resp=2")
+            for each in before:
+                direct.call("CLIENT", "KILL", "ID", each)
+            eventually(lambda: _newest_answers(cluster, direct, before), awaited="the proxy has connected again")
+            cluster.servers[0].process.send_signal(signal.SIGSTOP)
+            client.send(requests([(b"MGET", *cluster.job.keys)]))
+            with cluster.proxy.connect() as other:  # once it is answered twice, the proxy has sent the MGET
+                assert [other.call("PING").plain for _ in range(2)] == [b"PONG"] * 2
+            cluster.servers[0].process.kill()
+            assert client.read().plain == [b"0"] * KEYS
+
+
+def _proxy_connections(server: Connection, protocol: bytes) -> list[str]:
+    """Return the ids of a proxy's connections of a protocol at a server."""
+    clients = [line.split() for line in bytes(server.call("CLIENT", "LIST").plain).splitlines()]
+    return [each[0][3:].decode() for each in clients if b"name=sparkis-proxy" in each and protocol in each]
+
+
+def _newest_answers(cluster: Cluster, server: Connection, before: Sequence[str]) -> bool:
+    with cluster.proxy.connect() as client:
+        client.call("GET", cluster.job.keys[0])
+    connected = _proxy_connections(server, b"resp=2")
+    return bool(connected) and not set(connected) & set(before) and _answers(cluster, 0)
+
+
 def test_a_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)

@@ -138,5 +138,5 @@ def send_mget_by_slots(
     replies = Replies(partial(sink.seen_epochs, index))
     for slot, some in places.items():
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        send(ServerRequest(packed, slot, 2, deadline_s, replies, replies.expect(), sends=1))
+        send(ServerRequest(packed, slot, 2, deadline_s, replies, replies.expect()))
     deliver(replies.merged(partial(array_in_order, places=list(places.values())), defer), sink, index)
