@@ -78,6 +78,8 @@ def test_exec_without_answer_of_upstream_closes_connection(
         eventually(lambda: overlay.info()["upstream_waiting"] != "0")
         overlay.signal_upstream(signal.SIGKILL)
         assert client.read_to_end() == b""
+        # An EXEC over a connection whose loss the proxy has yet to notice would end its client, too.
+        eventually(lambda: overlay.info()["upstream_connections"], "0".__eq__, awaited="all connections are lost")
         found = other.call_each("MULTI", "SET a 1", *of_states, "EXEC")[-1]
         assert found.startswith(b"TRYAGAIN the upstream")
         assert other.call_each("MULTI", "GET job:speed:1", "EXEC")[-1] == [b"10"]
