@@ -43,8 +43,9 @@ ARGUMENT_BYTES_MAX = 4096
 
 def import_programs() -> None:
     """Import all programs, and see to it that a fork copies few pages."""
-    for name in (*IMPORTED, *OF_COMMANDS):
+    for name in (*IMPORTED, *OF_COMMANDS, "uvloop"):
         import_module(name)
+    import_module("resp_server.commands").command_table()  # to build it is half of a server's start
     gc.collect()
     gc.freeze()  # a collection in a fork would write to all pages
 

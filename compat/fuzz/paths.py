@@ -18,7 +18,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any, NamedTuple
@@ -42,7 +41,6 @@ from resp_server import native
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.commands import command_table
 from resp_server.serving.server import Server
 from resp_server.settings.server import ServerConfig
 from state_backend.lmdb.store import LmdbStore
@@ -81,8 +79,6 @@ GREETINGS: list[list[Words]] = [
     [[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", b"OPTIN"]],
     [[b"HELLO", b"3"], [b"CLIENT", b"TRACKING", b"ON", b"BCAST"]],
 ]
-
-_table = cache(command_table)
 
 
 class Epoch(NamedTuple):
@@ -189,9 +185,8 @@ class Twin:
     def __init__(self, store: LmdbStore, case: Case, *, is_compiled: bool) -> None:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
-        with patch("resp_server.serving.server.command_table", _table):
-            config = ServerConfig(password=case.password, slowlog_log_slower_than=-1)
-            self.server = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
+        config = ServerConfig(password=case.password, slowlog_log_slower_than=-1)
+        self.server = Server(keyspace, config, pipeline_of_stores, clock=lambda: NOW_MS)
         if not is_compiled:
             self.server.pipeline.compiled = None
         self.server.users.set(b"default", case.rules)

@@ -11,7 +11,6 @@ from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from compat.fuzz.loop import Loop
 from resp_server.acl.rate_limits import RateLimit
@@ -24,7 +23,6 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.commands import command_table
 from resp_server.pipeline.batched import Backend, BatchedPipeline
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.pipeline import Pipeline
@@ -70,10 +68,6 @@ def topology(*hosts: str) -> Topology:
     return Topology.of_json({"version": 1, "nodes": nodes})
 
 
-# Servers can share the table, and building it takes a hundred times as long as the rest of a server.
-_table = cache(command_table)
-
-
 class Target:
     """A server and its state. Its clock is the loop's."""
 
@@ -110,8 +104,7 @@ class Target:
         is_loading: bool = False,
         **parts: Any,
     ) -> Server:
-        with patch("resp_server.serving.server.command_table", _table):
-            server = Server(keyspace, self._config, pipeline, self._now_ms, **parts)
+        server = Server(keyspace, self._config, pipeline, self._now_ms, **parts)
         server.context.is_loading = is_loading
         return server
 

@@ -6,6 +6,8 @@ A function reads the keyspace and returns plain Python values. What a command is
 
 from __future__ import annotations
 
+from functools import cache
+
 from resp_server.command.handler import handlers_in, worker_queries_in
 from resp_server.command.spec import redis_facts
 from resp_server.command.table import CommandTable
@@ -80,8 +82,12 @@ GROUPS = (
 )
 
 
+@cache
 def command_table() -> CommandTable:
-    """Build the table of all commands; DeclarationError if a row is bad."""
+    """Return the table of all commands, which the servers of a process share; DeclarationError if a row is bad.
+
+    To build it takes a hundred times as long as the rest of a server.
+    """
     return CommandTable(
         redis_facts(),
         [each for group in GROUPS for each in handlers_in(group)],
