@@ -44,7 +44,15 @@ def test_the_pages_about_the_code_name_files_that_are_there(page: str) -> None:
     assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in there)] == []
 
 
-# Names in the docstrings of packages that are no modules.
+def test_the_page_about_state_files_names_modules_that_are_there() -> None:
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", (ROOT / "docs" / "spark-state-files.md").read_text(), re.MULTILINE)
+    named = re.findall(r"`([a-z_]+)`", " ".join(rows))
+    assert len(named) > 10
+    folder = ROOT / "state_backend" / "checkpoint"
+    assert [name for name in named if not (folder / f"{name}.py").exists()] == []
+
+
+# Names in the docstrings of packages that are not modules.
 NOT_MODULES = {"sparkis.serve", "open_filesystem"}
 
 
