@@ -39,7 +39,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test setup-programs setup-javascript jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test setup-programs setup-javascript jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-hadoop test-azure test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 
 test: setup-test ## run the tests; ARGS go to pytest
 	@$(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
-	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hosts, test-systemd, test-image, test-kubernetes"
+	@echo "left out: make test-pure (without the compiled core), test-versions (older Spark), test-slow, test-large, test-cluster, test-kafka, test-hadoop, test-azure, test-hosts, test-systemd, test-image, test-kubernetes"
 
 test-pure: setup-test ## run the tests without the compiled core; ARGS go to pytest
 	@SPARKIS_PURE=1 $(RUN) python -m pytest --processes $(TEST_FILES) $(ARGS)
@@ -100,6 +100,14 @@ test-cluster: setup-test ## run the tests on a standalone cluster and on three e
 test-kafka: setup-test ## run the tests with a Kafka broker, which Maven fetches with Spark's connector; make test leaves them out
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" sh scripts/kafka.sh $(VENV)
 	@$(RUN) python -m pytest $(if $(filter file default,$(origin SPARKIS_KILL_ROUNDS)),,-o faulthandler_timeout=0) -m kafka $(ARGS) tests/kafka
+
+test-hadoop: setup-test ## run the tests with Hadoop's YARN and HDFS, whose daemons Maven fetches; make test leaves them out
+	@sh scripts/hadoop.sh $(VENV)
+	@$(RUN) python -m pytest -m hadoop $(ARGS) tests/hadoop
+
+test-azure: setup-test ## run the tests of logs in object stores with a server of Azure's blobs, which npm installs
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh scripts/azurite.sh
+	@$(RUN) python -m pytest --store azure $(ARGS) tests/object_store
 
 test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md
 	@sh scripts/program.sh mvn maven maven

@@ -28,10 +28,10 @@ HERE = Path(__file__).parent
 EXPECTED_SKIPS = {"expected_skip"} | ({"compiled"} if os.environ.get("SPARKIS_PURE") else set())
 
 # Marks of tests that run only where `-m` names the mark.
-LEFT_OUT = ("slow", "large", "cluster", "kafka", "hosts", "systemd", "kubernetes", "image")
+LEFT_OUT = ("slow", "large", "cluster", "kafka", "hosts", "systemd", "kubernetes", "image", "hadoop")
 
 # In these folders each test has the mark of the folder's name.
-MARKED_FOLDERS = {"spark", "kafka", "hosts", "systemd", "kubernetes", "image"}
+MARKED_FOLDERS = {"spark", "kafka", "hosts", "systemd", "kubernetes", "image", "hadoop"}
 
 # Options of the JVM of every Spark driver that a test, or its program, starts: Spark's launcher reads them. A JVM
 # that lives for a minute gains nothing from the optimising compiler, and spends half its time in it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from state_backend.checkpoint.discovery import FoundQuery, has_commit, queries_b
 from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from tests.golden_checkpoints import NEWEST, unpack
-from tests.object_store.conftest import BUCKET
 from tests.object_store.logs import methods
 from tests.unit.state_backend.attach.following import WAIT_S, coalesced, epochs, following, generations, in_spark, shown
 
@@ -28,9 +26,9 @@ PARTITIONS = 2
 class Bucket:
     """A golden checkpoint that a query writes into a bucket: its state files are there before their commits."""
 
-    def __init__(self, job: str, folder: Path) -> None:
-        self.local = unpack(NEWEST, job, folder / "checkpoint")
-        self.address = f"s3://{BUCKET}/{uuid.uuid4().hex}/checkpoint"
+    def __init__(self, job: str, local: Path, folder: str) -> None:
+        self.local = unpack(NEWEST, job, local / "checkpoint")
+        self.address = f"{folder}/checkpoint"
         self._filesystem: Filesystem = open_filesystem(self.address)
         for path in self.local.rglob("*"):
             name = str(path.relative_to(self.local))
@@ -66,9 +64,9 @@ class Bucket:
 
 
 @pytest.fixture
-def make(proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bucket]:
+def make(own_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bucket]:
     monkeypatch.setattr(attachment, "POLL_INTERVAL_REMOTE_S", 0.05)
-    return lambda job: Bucket(job, tmp_path)
+    return lambda job: Bucket(job, tmp_path, own_folder)
 
 
 @pytest.mark.parametrize("job", ["hdfs-window", "rocksdb-snapshots", "format2-join", "transform"])
@@ -84,6 +82,7 @@ def test_a_checkpoint_in_a_bucket_is_followed(make: Callable[[str], Bucket], job
     assert shown(log).keys() == expected.keys()
 
 
+@pytest.mark.s3
 def test_flows_below_a_storage_in_a_bucket_are_found_by_a_request_for_each_folder(
     make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path
 ) -> None:
@@ -141,6 +140,7 @@ def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str],
     assert shown(log) == in_spark(bucket.local, 3)
 
 
+@pytest.mark.s3
 def test_batch_is_few_requests_and_pause_one(make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path) -> None:
     bucket, log = make("hdfs-window"), tmp_path / "log"
     bucket.commit(0)

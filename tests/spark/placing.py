@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import hiredis
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
@@ -225,20 +227,59 @@ EXPECTED = {f"job:sum:k{i}": str(2 * i * 10 + 1) for i in range(KEYS)} | {
 }
 
 
+@dataclass
+class Placed:
+    """A job on the cluster, and what serves it."""
+
+    endpoint: ExecutorsEndpoint
+    rows: Batches
+    query: StreamingQuery
+    log: Path
+    batches: int = 0
+
+    def add(self) -> None:
+        """Let a micro-batch change every key, and be readable."""
+        self.rows.add(*batch(self.batches))
+        self.batches += 1
+        self.query.processAllAvailable()
+
+    def sum(self, key: int) -> str:
+        """Return what the state `sum` of a key has to be."""
+        return str(sum(key * 10 + number for number in range(self.batches)))
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """All that has to be readable."""
+        sums = {f"job:sum:k{i}": self.sum(i) for i in range(KEYS)}
+        facts = {f"job:facts:k{i}": {"sum": self.sum(i), "n": str(self.batches)} for i in range(KEYS)}
+        return sums | facts
+
+    def wait_for_servers(self, count: int) -> None:
+        """Wait until so many servers answer all slots."""
+        eventually(lambda: len(addresses(self.endpoint)), lambda found: found == count)
+        eventually(lambda: answers(self.endpoint.url), lambda found: found == self.expected)
+
+
 @contextmanager
-def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[ExecutorsEndpoint]:
-    """Run a job of two micro-batches and serve it from so many executors, to the end of a block."""
+def placed_job(spark: SparkSession, folder: Path, **options: Any) -> Iterator[Placed]:
+    """Run a job, which has a micro-batch, and serve it from executors, to the end of a block."""
     endpoint = sparkis.serve(spark, log=folder / "log", **options)
     assert isinstance(endpoint, ExecutorsEndpoint)
     rows = Batches(spark, folder / "input", "k string, v long")
     rows.add(*batch(0))
     writer = sparkis.queryable(sums(rows.df), *states(), wait_for_visibility=WAIT_S_MAX)
     query = start(writer, "job", folder / "checkpoint")
-    eventually(lambda: len(addresses(endpoint)), lambda count: count == executors)
-    rows.add(*batch(1))
-    query.processAllAvailable()
-    eventually(lambda: answers(endpoint.url), lambda answers: answers == EXPECTED)
-    yield endpoint
+    yield Placed(endpoint, rows, query, folder / "log", batches=1)
     if not is_stopped(spark):
         query.stop()
     endpoint.stop()
+
+
+@contextmanager
+def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) -> Iterator[ExecutorsEndpoint]:
+    """Do the same with two micro-batches, when so many executors serve."""
+    with placed_job(spark, folder, **options) as job:
+        eventually(lambda: len(addresses(job.endpoint)), lambda count: count == executors)
+        job.add()
+        eventually(lambda: answers(job.endpoint.url), lambda found: found == EXPECTED)
+        yield job.endpoint

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import eventually
 from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark import placing
 from tests.spark.micro_batches import Batches, local_session, start
-from tests.spark.placing import ByHand, everything, is_running
+from tests.spark.placing import ByHand, Placed, everything, is_running
 from tests.spark.processes import served
 
 
@@ -36,51 +34,10 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@dataclass
-class Placed:
-    """A job on the cluster, and what serves it."""
-
-    endpoint: ExecutorsEndpoint
-    rows: Batches
-    query: StreamingQuery
-    log: Path
-    batches: int = 0
-
-    def add(self) -> None:
-        """Let a micro-batch change every key, and be readable."""
-        self.rows.add(*placing.batch(self.batches))
-        self.batches += 1
-        self.query.processAllAvailable()
-
-    def sum(self, key: int) -> str:
-        """Return what the state `sum` of a key has to be."""
-        return str(sum(key * 10 + number for number in range(self.batches)))
-
-    @property
-    def expected(self) -> dict[str, Any]:
-        """All that has to be readable."""
-        sums = {f"job:sum:k{i}": self.sum(i) for i in range(placing.KEYS)}
-        facts = {f"job:facts:k{i}": {"sum": self.sum(i), "n": str(self.batches)} for i in range(placing.KEYS)}
-        return sums | facts
-
-    def wait_for_servers(self, count: int) -> None:
-        """Wait until so many servers answer all slots."""
-        eventually(lambda: len(placing.addresses(self.endpoint)), lambda found: found == count)
-        eventually(lambda: placing.answers(self.endpoint.url), lambda answers: answers == self.expected)
-
-
 @pytest.fixture(scope="module")
 def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
-    folder = tmp_path_factory.mktemp("placed")
-    endpoint = sparkis.serve(spark, log=folder / "log")
-    assert isinstance(endpoint, ExecutorsEndpoint)
-    rows = Batches(spark, folder / "input", "k string, v long")
-    rows.add(*placing.batch(0))
-    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)
-    made = Placed(endpoint, rows, start(writer, "job", folder / "checkpoint"), folder / "log", batches=1)
-    yield made
-    made.query.stop()
-    endpoint.stop()
+    with placing.placed_job(spark, tmp_path_factory.mktemp("placed")) as made:
+        yield made
 
 
 @pytest.mark.slow
