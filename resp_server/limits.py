@@ -24,11 +24,15 @@ AHEAD_BYTES_MAX = 1 << 30
 SLOW_CLIENT_WAIT_S = 1.0
 SLOW_CLIENT_POLL_S = 0.01
 
+# Requests without a reply at one connection to a server of a proxy, or to its upstream; further requests are refused
+# with TRYAGAIN (guess: 100 clients with two transactions of 1,000 commands).
+SERVER_REQUESTS_MAX = 250_000
+
 # Bytes that wait to be sent. They are guesses: several times what one peer gets in a second under load, and little
 # beside the memory of a store.
 # Replies of one round. More are sent before its end: a few writes that fill a socket's buffer.
 ROUND_REPLIES_BYTES_MAX = 256 << 10
-# Requests to one server of a proxy, or to its upstream; further requests wait.
+# Requests to one server of a proxy, or to its upstream; further requests are refused with TRYAGAIN.
 SERVER_REQUESTS_BYTES_MAX = 64 << 20
 # Messages for the other workers of the port, without those on their way; further messages are dropped.
 WORKER_MESSAGES_BYTES_MAX = 16 << 20

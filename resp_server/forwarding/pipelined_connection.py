@@ -16,10 +16,8 @@ from resp_server import native
 from resp_server.forwarding.packing import Packed
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import SERVER_REQUESTS_MAX as REQUESTS_MAX  # the name that `forwarder.pyx` imports
 from resp_server.protocol.errors import internal_error
-
-# Requests without a reply at one connection (guess: 100 clients with two transactions of 1,000 commands).
-REQUESTS_MAX = 250_000
 
 
 class Sent(Protocol):

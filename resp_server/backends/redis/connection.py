@@ -20,11 +20,11 @@ from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.forwarding.handshake import HandshakeError
 from resp_server.forwarding.packing import Packed, prefixed, size_of
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, PipelinedConnection
+from resp_server.forwarding.pipelined_connection import PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
 from resp_server.forwarding.reply_splitter import FrameError
-from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX, SERVER_REQUESTS_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
@@ -168,7 +168,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         """Send a request now, or after the connection was opened. It gets TRYAGAIN at once if the breaker is open."""
         link = self.link
         waiting_bytes = self._queued_bytes if link is None else link.output_bytes
-        if self.pending_count >= REQUESTS_MAX or waiting_bytes + size_of(request.packed) > self._waiting_bytes_max:
+        if (
+            self.pending_count >= SERVER_REQUESTS_MAX
+            or waiting_bytes + size_of(request.packed) > self._waiting_bytes_max
+        ):
             request.sink.fail(request.index, TryAgainError("too many requests wait for the upstream"))
         elif link is not None:
             request.sends += 1

@@ -24,10 +24,10 @@ from resp_server.backends.servers.reconnecting import Reconnecting
 from resp_server.backends.servers.requests import ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.forwarding.handshake import Handshake, HandshakeError
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX, Link, PipelinedConnection
+from resp_server.forwarding.pipelined_connection import Link, PipelinedConnection
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.forwarding.reply_splitter import PING, FrameError, ReplySplitter, pack
-from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
+from resp_server.limits import SERVER_REQUESTS_BYTES_MAX, SERVER_REQUESTS_MAX
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import GenericError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
@@ -172,8 +172,11 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
 
     def add(self, request: ServerRequest) -> None:
         """Send a request as soon as possible."""
-        if self.pending_count >= REQUESTS_MAX or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX:
-            request.refuse(GenericError(f"too many requests wait for {self.key.address}"))
+        if (
+            self.pending_count >= SERVER_REQUESTS_MAX
+            or self._output_bytes() + len(request.packed) > SERVER_REQUESTS_BYTES_MAX
+        ):
+            request.refuse(TryAgainError(f"too many requests wait for {self.key.address}"))
         elif self.announced.is_ready and has_reached(
             self.announced.counted, request.min_epochs or EMPTY_EPOCHS, self._cluster.epochs.removed_jobs
         ):
