@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from compat.fuzz.loop import Loop
 from resp_server.acl.rate_limits import RateLimit
-from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.proxy_connection import ProxyConnection
 from resp_server.backends.servers.proxy_message_bus import connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.servers_backend import ServersBackend

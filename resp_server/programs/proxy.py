@@ -16,7 +16,7 @@ from resp_server.backends.overlay.owner_changes import OwnerChanges
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.proxy_connection import ProxyConnection
 from resp_server.backends.servers.proxy_message_bus import connect_pubsub
 from resp_server.backends.servers.request_policy import APPLICATIONS_MAX
 from resp_server.backends.servers.server_access import ServerAccess

@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 
 from compat.waiting import WAIT_S_MAX, eventually_async
-from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.proxy_connection import ProxyConnection
 from resp_server.backends.servers.proxy_message_bus import connect_pubsub
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.servers_backend import ServersBackend

@@ -12,7 +12,7 @@ from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX, VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules_file import RulesFile
-from resp_server.backends.servers.connection import ProxyConnection
+from resp_server.backends.servers.proxy_connection import ProxyConnection
 from resp_server.backends.servers.proxy_message_bus import connect_pubsub
 from resp_server.backends.servers.pubsub_relay import PubsubRelay
 from resp_server.backends.servers.server_access import ServerAccess

@@ -23,7 +23,7 @@ from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 
 class ForwarderConnection(Protocol):
-    """A client's connection (`backends.servers.connection.ProxyConnection`)."""
+    """A client's connection (`backends.servers.proxy_connection.ProxyConnection`)."""
 
     session: Session
     is_idle: bool
