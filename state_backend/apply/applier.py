@@ -253,12 +253,12 @@ class Applier:
         """The store that is being written, if one is open."""
         return self._store
 
-    def announced(self, term: int, epoch: int) -> None:
+    def take_announcement(self, term: int, epoch: int) -> None:
         """Take an announcement. If it is not of an epoch of the known term, the next step also looks for a new writer.
 
         The term is 0 if an older driver announces, which does not send it. The epoch is -1 when a writer begins.
         """
-        self._epochs.announced(term, epoch)
+        self._epochs.note_announcement(term, epoch)
 
     def check_all(self) -> None:
         """Have the next step look for a new writer and for missing epochs, not for the next epoch only."""
@@ -436,11 +436,11 @@ class Applier:
         self._store.records_events = self._records_events and self._store.path == self._reports.store
         began_ns = time.perf_counter_ns()
         self._changed += self._store.apply(changes, self._description.all_states)
-        progress.applied(epoch, time.perf_counter_ns() - began_ns)
+        progress.note_applied(epoch, time.perf_counter_ns() - began_ns)
         if self._reports.store in (None, self._store.path):
             progress.record_delays.add(epoch, now_ms())
         if self._compactor is not None:
-            self._compactor.applied(epoch)
+            self._compactor.note_applied(epoch)
             self._compactor.write_part_if_due(self._log, current, epoch, self._store)
 
     # Stores ---------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ class Applier:
         logger.error("job %s: the store %s is damaged and is rebuilt from the log: %s", self._log.job, path, damage)
         # If this process has reported no store yet, readers may have the store of the previous applier.
         if readers_store is None or path is None or readers_store.stem == path.stem:
-            self._reports.damaged()
+            self._reports.report_damage()
         if path is not None:
             self._stores.delete(path)
 
@@ -503,7 +503,7 @@ class Applier:
         if not self._reports.is_news(store, self._description):
             return
         self._description = self._description or self._log.description(current.generation)
-        self._reports.opened(store, self._progress, self._description)
+        self._reports.report_open(store, self._progress, self._description)
         self._stores.delete_others(store.path)
 
     # Reports --------------------------------------------------------------------------------------------------------
@@ -610,7 +610,7 @@ def follow_until_end(
         has_more = applier.step()
         has_more |= (were_sent := lines.pop_were_sent())
         now_s = time.monotonic()
-        rhythm.looked(
+        rhythm.note_look(
             now_s,
             has_news=applier.last_report != before,
             epochs=applier.applied_epochs - epochs,
@@ -622,7 +622,7 @@ def follow_until_end(
             if applier.rest(rest_after_s):
                 return
             if not has_more:
-                rhythm.waited()
+                rhythm.note_pause()
             continue
         if not has_more:
             time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
@@ -685,7 +685,7 @@ def _obey(applier: Applier, line: bytes) -> None:
     elif line.startswith(b"log "):
         applier.set_up_log(line[len(b"log ") :].decode())
     elif announced := re.fullmatch(rb"epoch (\d+) (-?\d+)", line):
-        applier.announced(int(announced[1]), int(announced[2]))
+        applier.take_announcement(int(announced[1]), int(announced[2]))
     else:
         applier.check_all()
 

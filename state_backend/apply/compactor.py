@@ -109,7 +109,7 @@ class Compactor:
         self._ended: subprocess.Popen[bytes] | None = None  # the last process that `has_ended` has told of
         self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
-    def applied(self, epoch: Epoch) -> None:
+    def note_applied(self, epoch: Epoch) -> None:
         """Record an applied epoch."""
         if self._applied is not None and epoch.previous != self._applied.ref:  # of another generation
             self._base = self._started = None

@@ -37,8 +37,8 @@ class EpochSource:
         """Have the next step look for a new writer and for missing epochs."""
         self._checks_due_s = 0.0
 
-    def announced(self, term: int, epoch: int) -> None:
-        """Have the next step check all, if the announced epoch is not of the known term (see `Applier.announced`)."""
+    def note_announcement(self, term: int, epoch: int) -> None:
+        """Have the next step check all if the epoch is not of the known term (see `Applier.take_announcement`)."""
         is_expected = self._current is not None and term in (0, self._current.term) and epoch >= 0
         if is_expected:
             self._is_announced = True

@@ -45,7 +45,7 @@ class Progress:
     applied_epochs: int = 0
     apply_ns: int = 0
 
-    def applied(self, epoch: Epoch, apply_ns: int) -> None:
+    def note_applied(self, epoch: Epoch, apply_ns: int) -> None:
         """Record that an epoch was applied, and the time that this took."""
         self.digest = epoch.ref, epoch.digest
         self.applied_epochs += 1
@@ -93,7 +93,7 @@ class Reports:
         """Return whether readers have another store, or know an older version of its states."""
         return store.path != self.store or (description is not None and description.version > self._version)
 
-    def opened(self, store: LmdbStore, progress: Progress, description: Description) -> None:
+    def report_open(self, store: LmdbStore, progress: Progress, description: Description) -> None:
         """Have readers open a store."""
         self.update(store, progress, description)
         filled_from = StoreLog.of_store(store.path)
@@ -111,7 +111,7 @@ class Reports:
         )
         self.store, self._version, self.last = store.path, description.version, {}
 
-    def damaged(self) -> None:
+    def report_damage(self) -> None:
         """Have readers close their store, and wait for another one."""
         self._send({"event": "damaged"})
         self.store, self._version, self.last = None, 0, {}

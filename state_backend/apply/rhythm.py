@@ -32,20 +32,20 @@ class Rhythm:
     """The pauses between an applier's looks at the log, in seconds of any one clock.
 
     Args:
-        shortest_s: The first pause after a look without news. Each later one is twice as long.
+        first_s: The first pause after a look without news. Each later one is twice as long.
         longest_s: The limit of these pauses.
-        finest_s: The shortest pause around the time at which an epoch is expected.
+        shortest_s: The shortest pause around the time at which an epoch is expected.
     """
 
-    def __init__(self, shortest_s: float, longest_s: float, finest_s: float) -> None:
-        self._shortest_s = self._pause_s = shortest_s
-        self._longest_s = max(shortest_s, longest_s)
-        self._finest_s = finest_s
+    def __init__(self, first_s: float, longest_s: float, shortest_s: float) -> None:
+        self._first_s = self._pause_s = first_s
+        self._longest_s = max(first_s, longest_s)
+        self._shortest_s = shortest_s
         self._gaps: deque[tuple[float, float]] = deque(maxlen=GAPS)  # the shortest and the longest that each may be
         self._looked_s = self._before_s = self._found_s = math.nan  # the last look; the last find, and the look before
         self._is_announced = False
 
-    def looked(self, now_s: float, *, has_news: bool, epochs: int, was_announced: bool) -> None:
+    def note_look(self, now_s: float, *, has_news: bool, epochs: int, was_announced: bool) -> None:
         """Note a look that has ended now.
 
         Args:
@@ -58,9 +58,9 @@ class Rhythm:
             self._before_s, self._found_s, self._is_announced = before_s, now_s, was_announced
         self._looked_s = now_s
         if has_news and not was_announced:
-            self._pause_s = self._shortest_s
+            self._pause_s = self._first_s
 
-    def waited(self) -> None:
+    def note_pause(self) -> None:
         """Note that a pause has ended without a hint."""
         self._pause_s = min(2 * self._pause_s, self._longest_s)
 
@@ -72,13 +72,13 @@ class Rhythm:
         if len(self._gaps) < GAPS_MIN:
             return math.inf
         since_s = now_s - self._found_s
-        shortest_s, latest_s = min(each for each, _ in self._gaps), max(each for _, each in self._gaps)
-        difference_s = latest_s - shortest_s
-        earliest_s = shortest_s - MARGIN * difference_s
+        shortest_gap_s, latest_s = min(each for each, _ in self._gaps), max(each for _, each in self._gaps)
+        difference_s = latest_s - shortest_gap_s
+        earliest_s = shortest_gap_s - MARGIN * difference_s
         if since_s >= 2 * latest_s:
             return math.inf
         if self._is_announced:
-            return max(self._finest_s, 2 * latest_s - since_s)
+            return max(self._shortest_s, 2 * latest_s - since_s)
         if since_s < earliest_s:
-            return max(self._finest_s, earliest_s - since_s)
-        return max(self._finest_s, difference_s / LOOKS)
+            return max(self._shortest_s, earliest_s - since_s)
+        return max(self._shortest_s, difference_s / LOOKS)

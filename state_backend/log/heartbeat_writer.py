@@ -33,11 +33,11 @@ class HeartbeatWriter:
         self._lock = threading.RLock()
         self._closed = threading.Event()
 
-    def claimed(self, claim: Claim) -> None:
+    def use_claim(self, claim: Claim) -> None:
         """Write the next heartbeats for another term of the same writer."""
         self._claim = claim
 
-    def begun(self) -> None:
+    def mark_begun(self) -> None:
         """Have the next heartbeat written at once, because a term has begun, which has had none."""
         self._last_status = None
 

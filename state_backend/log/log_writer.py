@@ -174,7 +174,7 @@ class LogWriter:
 
     def _put_in_charge(self, term: Term) -> None:
         begin(self.log.terms, term, self._claim)
-        self._heartbeats.begun()
+        self._heartbeats.mark_begun()
         assert term.description is not None
         self._description = term.description
         self.current = current_of(term)
@@ -446,7 +446,7 @@ class LogWriter:
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
         self._claim = succeed(self.log.terms, self._claim)
-        self._heartbeats.claimed(self._claim)
+        self._heartbeats.use_claim(self._claim)
         generation = self._new_folder(self._claim.term)
         if has_before and not rewind.copy(self.log, self.current, generation, number):
             self.check_in_charge()

@@ -291,7 +291,7 @@ def test_new_writer_is_found_by_announcement(monkeypatch: pytest.MonkeyPatch, ro
     followed.applier.step()
     other = LogWriter(root, "job", [STATE], "q2", takeover=True)
     other.publish([one(1)])
-    followed.applier.announced(2, 0)
+    followed.applier.take_announcement(2, 0)
     followed.applier.step()
     assert followed.counts() == {b"job:count:1": 1}
 
@@ -315,7 +315,7 @@ def test_announced_epoch_costs_two_requests_before_due_work(
     for _ in range(3):
         now_s += 100  # heartbeats, a new writer and missing epochs are looked for again
         epoch = writer.publish([one(0)])
-        applier.announced(1, epoch)
+        applier.take_announcement(1, epoch)
         proxy.taken()
         requests.clear()
         assert applier.step()  # there is more to do

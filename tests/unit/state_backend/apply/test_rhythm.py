@@ -11,14 +11,14 @@ from resp_server.backends.servers import server_access
 from state_backend.apply.rhythm import GAPS_MIN, Rhythm
 from state_backend.log.filesystems.local import LocalFilesystem
 
-LONGEST_S, FINEST_S = 15.0, 0.02
+LONGEST_S, SHORTEST_S = 15.0, 0.02
 
 
 class Job:
     """A job whose epochs are committed at given times, and a reader that looks as its rhythm says."""
 
     def __init__(self, gap_s: Callable[[], float]) -> None:
-        self.rhythm = Rhythm(1.0, LONGEST_S, FINEST_S)
+        self.rhythm = Rhythm(1.0, LONGEST_S, SHORTEST_S)
         self.now_s = 0.0
         self._gap_s = gap_s
         self._commit_s = gap_s()
@@ -31,14 +31,14 @@ class Job:
             is_announced = announced and self._commit_s <= self.now_s + pause_s
             self.now_s = self._commit_s if is_announced else self.now_s + pause_s
             if not is_announced:
-                self.rhythm.waited()
+                self.rhythm.note_pause()
             found = 0
             while self._commit_s <= self.now_s:
                 late.append(self.now_s - self._commit_s)
                 found += 1
                 self._commit_s += self._gap_s()
             looks += not found
-            self.rhythm.looked(self.now_s, has_news=found > 0, epochs=found, was_announced=is_announced)
+            self.rhythm.note_look(self.now_s, has_news=found > 0, epochs=found, was_announced=is_announced)
         return late, looks
 
 
@@ -59,7 +59,7 @@ def test_a_job_with_the_pause_of_the_looks_is_not_found_equally_late_for_ever() 
     job._commit_s = 0.3
     job.follow(40)
     late, _ = job.follow(20)
-    assert max(late) < 3 * FINEST_S
+    assert max(late) < 3 * SHORTEST_S
 
 
 def test_a_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
@@ -81,7 +81,7 @@ def test_a_lost_announcement_delays_an_epoch_by_one_gap() -> None:
     job = Job(lambda: 2.0)
     job.follow(50, announced=True)
     late, _ = job.follow(1)
-    assert late[0] <= 2.0 + FINEST_S
+    assert late[0] <= 2.0 + SHORTEST_S
 
 
 def test_an_idle_job_is_looked_at_rarely() -> None:
@@ -100,7 +100,7 @@ def test_servers_that_only_poll_a_folder_find_an_epoch_well_within_a_proxys_wait
     for _ in range(1_000):
         pauses.append(rhythm.pause_s(now_s))
         now_s += pauses[-1]
-        rhythm.waited()
+        rhythm.note_pause()
         found = chance.random() < 0.2
-        rhythm.looked(now_s, has_news=found, epochs=int(found), was_announced=False)
+        rhythm.note_look(now_s, has_news=found, epochs=int(found), was_announced=False)
     assert max(pauses) <= server_access.TIMEOUT_S / 4
