@@ -624,7 +624,7 @@ class User(Account):
         return furthest
 
 
-CACHED_PROPERTIES = ("line", "text", "is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
+CACHED_PROPERTIES = [name for name, value in vars(User).items() if isinstance(value, cached_property)]
 
 USER_FLAGS: Mapping[bytes, Callable[[User], None]] = {
     b"on": lambda user: user._switch(True),
