@@ -153,7 +153,7 @@ def _proxy(command: Command) -> str:
         return "not for clients of a proxy"
     if command.facts.group == "transactions":
         return "the owners of the keys, at one epoch of each job"
-    answered_by = command.answered_by
+    answered_by = command.answered_without_upstream
     if answered_by is AnsweredBy.STATES and command.policy.is_split_by_slot:
         return "the keys' servers, split"
     return "the servers in turn" if command.policy.role is Role.SCAN else ANSWERED_BY[answered_by]

@@ -56,7 +56,7 @@ class RoutedCommand(NamedTuple):
     policy: Policy = NO_POLICY
 
     @property
-    def answered_by(self) -> AnsweredBy | None:
+    def answered_by_row(self) -> AnsweredBy | None:
         """What answers the command, if its row says so."""
         return self.policy.answered_by if self.routing is Routing.BY_ROW else None
 
@@ -204,7 +204,7 @@ class RoutedCommands:
 def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
     """Return the keys of a command that may be forwarded; None: its requests need the general path."""
     facts, policy = routed.facts, routed.policy
-    if routed.answered_by is AnsweredBy.ALL_KEYS:
+    if routed.answered_by_row is AnsweredBy.ALL_KEYS:
         return ()
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
     if (

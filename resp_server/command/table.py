@@ -43,7 +43,7 @@ class Command:
         return policy_of(self.name)
 
     @cached_property
-    def answered_by(self) -> AnsweredBy:
+    def answered_without_upstream(self) -> AnsweredBy:
         """What answers the command without an upstream: `LOCAL`, `STATES`, or one of `OF_SERVERS`.
 
         A proxy itself refuses commands that sparkis does not have.

@@ -177,7 +177,7 @@ class Transactions:
         recorded = self._backend.recorded(session, requests) if is_observed or tracking_state is not None else ()
         for each, may_be_cached in recorded:
             command = self._table.find(each)
-            if is_observed and command.answered_by is AnsweredBy.STATES:
+            if is_observed and command.answered_without_upstream is AnsweredBy.STATES:
                 monitors.record(session, command, each)
             if tracking_state is not None and not tracking_state.is_bcast:
                 read = keys_read(command, each)

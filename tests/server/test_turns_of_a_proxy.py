@@ -57,7 +57,7 @@ def differing() -> Iterator[Command]:
     """
     as_at_a_server = ("server", "cluster", "connection", "scripting", "generic")
     for command in served():
-        answered_by, is_split = command.answered_by, command.policy.split is not None
+        answered_by, is_split = command.answered_without_upstream, command.policy.split is not None
         is_local = answered_by is AnsweredBy.LOCAL and command.facts.group in as_at_a_server
         is_alike = (
             answered_by is AnsweredBy.STATES and command.single_key_at and command.name not in SINGLE_KEY_COMMANDS

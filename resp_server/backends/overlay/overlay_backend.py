@@ -145,7 +145,7 @@ class OverlayBackend:
         """Return whether the proxy runs a command itself, and the upstream has nothing to do for it, or a request."""
         routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
         is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
-        is_local = routed is not None and routed.answered_by is AnsweredBy.LOCAL and role is not Role.SELECT
+        is_local = routed is not None and routed.answered_by_row is AnsweredBy.LOCAL and role is not Role.SELECT
         if is_local and listens(command.policy):
             return self._listening.is_own(command) or False
         if not is_local or is_login or not self._servers.may_call(command):

@@ -176,7 +176,7 @@ def _route_over_databases(
 
 def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTable) -> Route:
     """Return the route of a request whose command decides about it."""
-    answered_by, role = routed.answered_by, routed.policy.role
+    answered_by, role = routed.answered_by_row, routed.policy.role
     if answered_by is AnsweredBy.ALL_KEYS:
         table.check_known()
         if routed.command is not None:

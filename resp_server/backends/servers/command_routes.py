@@ -69,7 +69,7 @@ class CommandRoutes:
         command = self._table.get(name) if b"|" not in name else None
         route = None
         if command is not None:
-            single_key_at = command.single_key_at if command.answered_by is AnsweredBy.STATES else 0
+            single_key_at = command.single_key_at if command.answered_without_upstream is AnsweredBy.STATES else 0
             route = CommandRoute(command, single_key_at, self._stats.command_stats(command.name))
         if len(self._routes) < SPELLINGS_MAX:
             self._routes[name] = route
@@ -83,7 +83,7 @@ class CommandRoutes:
             if command is None or len(name) > FORWARDED_NAME_BYTES_MAX or name.startswith("state|"):
                 continue
             policy = command.policy
-            keys = key_ranges(command.facts) if command.answered_by is AnsweredBy.STATES else None
+            keys = key_ranges(command.facts) if command.answered_without_upstream is AnsweredBy.STATES else None
             if policy.role not in ROLES_FORWARDED_TO_STATES or not (keys or policy.role in OF_TRANSACTIONS):
                 continue
             arity = command.facts.arity

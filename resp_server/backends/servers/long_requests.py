@@ -91,7 +91,7 @@ def forwarded_split_of(command: Command, request: Request) -> Split | None:
     split = split_of(command, request)
     if split is None or split.joined is Joined.FRAMES:
         return split
-    if command.answered_by is AnsweredBy.STATES and split.joined in (Joined.SUM, Joined.LIST):
+    if command.answered_without_upstream is AnsweredBy.STATES and split.joined in (Joined.SUM, Joined.LIST):
         return split
     if not may_run_unsplit(request):
         raise too_long(command)

@@ -102,7 +102,7 @@ class ServersBackend:
         return (
             not has_slot(command)
             and may_be_called(command)
-            and command.answered_by is AnsweredBy.LOCAL
+            and command.answered_without_upstream is AnsweredBy.LOCAL
             and not command.policy.is_internal
         )
 
@@ -142,7 +142,7 @@ class ServersBackend:
         self.check(context, command, request)
 
     def _check_queued(self, command: Command, request: Request) -> None:
-        answered_by = command.answered_by
+        answered_by = command.answered_without_upstream
         is_known = answered_by in (AnsweredBy.LOCAL, AnsweredBy.STATES)
         if not is_known or not command.policy.runs_in_transaction:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
@@ -196,7 +196,7 @@ class ServersBackend:
             command.check_arity(request)
         except ReplyError:
             return Unsent.REFUSED
-        answered_by = command.answered_by
+        answered_by = command.answered_without_upstream
         if answered_by is AnsweredBy.LOCAL:
             return Unsent.LOCAL
         if not self.has_keys(session):

@@ -214,7 +214,7 @@ class TransactionPlanner:
 
     def _add(self, plan: TransactionPlan, session: Session, request: Request) -> Steps[ReplyPlaces]:
         command = self._commands.command(request)
-        if command.answered_by is not AnsweredBy.STATES or not self._commands.has_keys(session):
+        if command.answered_without_upstream is not AnsweredBy.STATES or not self._commands.has_keys(session):
             return None
         at = command.single_key_at
         if 0 < at < len(request):

@@ -30,7 +30,7 @@ def test_keyless_commands_have_a_known_answerer(command: Command) -> None:
     declared = command.policy.answered_by
     is_of_the_upstream = command.name.partition("|")[0] in OF_THE_UPSTREAM
     assert declared is not None or command.facts.group in LOCAL_GROUPS or is_of_the_upstream
-    assert command.answered_by is (declared if declared in OF_SERVERS else AnsweredBy.LOCAL)
+    assert command.answered_without_upstream is (declared if declared in OF_SERVERS else AnsweredBy.LOCAL)
 
 
 def test_rows_are_those_of_commands() -> None:
