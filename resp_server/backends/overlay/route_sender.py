@@ -74,7 +74,7 @@ class RouteSender:
         has_client_logins: bool,
     ) -> None:
         self._table, self._tracking = server.table, server.tracking
-        self._clusters, self._servers, self._logins = servers.clusters, servers.sender, logins
+        self._clusters, self._state_sender, self._logins = servers.clusters, servers.sender, logins
         self._aliases, self._dedicated, self._has_client_logins = aliases, dedicated, has_client_logins
         self.defer, self.error_reply = server.clients.defer, servers.own.error_reply
         self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
@@ -101,7 +101,7 @@ class RouteSender:
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
         if route.destination is Destination.STATES:
-            if not self._servers.send(self._table.find(request), request, session, batch):
+            if not self._state_sender.send(self._table.find(request), request, session, batch):
                 raise GenericError("the request is malformed")
         elif route.destination is Destination.BOTH:
             self._send_both(route, request, session, batch)
@@ -175,7 +175,7 @@ class RouteSender:
 
     def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
-        number, slot = self._servers.target_of(key)
+        number, slot = self._state_sender.target_of(key)
         cluster = self._clusters[number]
         cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
 
@@ -186,9 +186,9 @@ class RouteSender:
         senders = self._senders(session, route.routed, batch.seen)
 
         def to_owners(part: Request, sink: ReplySink, index: int) -> None:
-            found = split_by_slot(command, part, self._servers.target_of)
+            found = split_by_slot(command, part, self._state_sender.target_of)
             assert found is not None  # it has keys
-            deliver(self._servers.parts_answer(*found, session, batch.seen), sink, index)
+            deliver(self._state_sender.parts_answer(*found, session, batch.seen), sink, index)
 
         def answering() -> Answering:
             read = split_read(senders, route, request, to_owners)
@@ -216,7 +216,7 @@ class RouteSender:
             self._send_tracked(route, request, named, state, session, batch)
             return
         if convert is None:
-            if not self._servers.send(command, request, session, batch):
+            if not self._state_sender.send(command, request, session, batch):
                 raise GenericError("the request is malformed")
             return
         reads = [request] if route.of_key is None else [request, route.of_key]
@@ -241,7 +241,7 @@ class RouteSender:
         """Send such a request for a client that tracks keys, and track the names in the client's request."""
         command, convert, client_command = self._table.find(request), route.convert, route.routed.command
         assert client_command is not None  # an alias has Redis' own commands only
-        found = split_by_slot(command, request, self._servers.target_of)
+        found = split_by_slot(command, request, self._state_sender.target_of)
         if found is None:
             raise GenericError("the request is malformed")
         parts, merge = found
@@ -258,7 +258,7 @@ class RouteSender:
             return [name for key in dict.fromkeys(keys_read(command, part)) for name in names.get(key, ())]
 
         def answering() -> Answering:
-            return self._servers.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
+            return self._state_sender.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
 
         batch.answer(answering, session.replies_suppressed)
 

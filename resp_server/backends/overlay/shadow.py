@@ -74,8 +74,8 @@ class Shadow:
         self._complete: deque[Callable[[], None]] = deque()
         self.is_stopped = False
         self._counts: dict[Rule, ShadowCounts] = {}
-        self._running: set[Comparison] = set()
-        self._followed: set[Comparison] = set()
+        self._running: set[ComparedRead] = set()
+        self._followed: set[ComparedRead] = set()
         self.take_rules(rules)
 
     def take_rules(self, rules: Rules) -> None:
@@ -142,7 +142,7 @@ class Shadow:
             if not item or len(self._running) >= COMPARISONS_MAX:
                 counts.skipped += 1
             else:
-                comparison = Comparison(self, counts, each, routed, protocol, upstream)
+                comparison = ComparedRead(self, counts, each, routed, protocol, upstream)
                 self._running.add(comparison)
                 in_background(comparison.run(item))
 
@@ -165,7 +165,7 @@ class Shadow:
         if self._complete:
             self._defer(self._go_on)
 
-    def follow(self, comparison: Comparison) -> bool:
+    def follow(self, comparison: ComparedRead) -> bool:
         """Keep a comparison whose difference counts; False if there are too many."""
         self._running.discard(comparison)
         has_room = len(self._followed) < FOLLOWED_MAX
@@ -173,7 +173,7 @@ class Shadow:
             self._followed.add(comparison)
         return has_room
 
-    def ended(self, comparison: Comparison) -> None:
+    def ended(self, comparison: ComparedRead) -> None:
         """Forget a comparison."""
         self._running.discard(comparison)
         self._followed.discard(comparison)
@@ -218,7 +218,7 @@ class QueuedRead(NamedTuple):
     upstream: Upstream
 
 
-class Comparison:
+class ComparedRead:
     """The comparison of one read: first with the client's reply, in each retry with new replies of both backends."""
 
     def __init__(

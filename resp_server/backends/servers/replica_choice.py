@@ -19,7 +19,7 @@ from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
 BEHIND_S_MAX = 0.25
 
 
-class Change(NamedTuple):
+class ActiveServerChange(NamedTuple):
     """A change of a shard's active server."""
 
     master: str
@@ -85,7 +85,7 @@ class ActiveServers:
         }
         return list(map(by_master.__getitem__, owners))
 
-    def choose(self, usable: Callable[[str], Epochs | None], now_s: float) -> Sequence[Change]:
+    def choose(self, usable: Callable[[str], Epochs | None], now_s: float) -> Sequence[ActiveServerChange]:
         """Choose each shard's active server; return the shards where it has changed.
 
         Args:
@@ -96,7 +96,7 @@ class ActiveServers:
             before, found = shard.active, {server: usable(server) for server in shard.servers}
             epochs = {each: reached for each, reached in found.items() if reached is not None}
             if shard.choose(epochs, now_s) != before:
-                changes.append(Change(shard.master, before, shard.active))
+                changes.append(ActiveServerChange(shard.master, before, shard.active))
         return changes
 
     def replaceable(self, usable: Callable[[str], Epochs | None]) -> set[str]:

@@ -21,7 +21,7 @@ from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.job_keys import JobKeys
 from resp_server.backends.servers.long_replies import LongReplies
 from resp_server.backends.servers.min_epochs import MinEpochs
-from resp_server.backends.servers.replica_choice import ActiveServers, Change
+from resp_server.backends.servers.replica_choice import ActiveServerChange, ActiveServers
 from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
 from resp_server.backends.servers.retry_pauses import RetryPauses
 from resp_server.backends.servers.server_access import ServerAccess
@@ -427,14 +427,14 @@ class StateCluster:
         """Choose the active servers, send them requests that are queued for other servers, and drop removed servers."""
         self._apply_choice(self._choose())
 
-    def _choose(self) -> Sequence[Change]:
+    def _choose(self) -> Sequence[ActiveServerChange]:
         """Choose each shard's active server; return the shards where it has changed."""
         changes = self._active.choose(self._usable_epochs, self.access.clock())
         for change in changes:
             logger.info("%s: %s answers for the shard of %s", self.name, change.active, change.master)
         return changes
 
-    def _apply_choice(self, changes: Sequence[Change], gone: Collection[str] = ()) -> None:
+    def _apply_choice(self, changes: Sequence[ActiveServerChange], gone: Collection[str] = ()) -> None:
         """Raise the minimum epochs of slots with another active server, and send this server their requests.
 
         Args:
