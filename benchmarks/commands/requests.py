@@ -13,7 +13,7 @@ from itertools import islice, repeat
 from benchmarks.commands.budgets import Work, work_of
 from benchmarks.commands.data import MANY_KEYS, SIZE, SIZES, element, key, key_together, missing_key, numbered
 from benchmarks.load import request_of
-from resp_server.command.policy import Comparison, Denial
+from resp_server.command.policy import Comparison, UpstreamDenial
 from resp_server.command.spec import Json
 from resp_server.command.table import Command
 from resp_server.commands import command_table
@@ -222,7 +222,7 @@ def exchange_of(command: Command, prefix: str, variant: str = "") -> Exchange:
         before=tuple(map(words, BEFORE.get(name, ()))),
         is_last=name in LAST_OF_A_CONNECTION,
         is_split=command.policy.is_split_by_slot,
-        is_denied=command.policy.denial is not Denial.NO,
+        is_denied=command.policy.denial is not UpstreamDenial.NO,
         is_open=not is_about_keys or command.policy.comparison is Comparison.NEVER,
         stand_in=words(STAND_INS.get(name, "")),
     )

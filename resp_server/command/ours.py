@@ -13,7 +13,6 @@ from resp_server.command.policy import (
     AnsweredBy,
     Channels,
     Comparison,
-    Denial,
     FieldCommand,
     FieldKind,
     Joined,
@@ -21,6 +20,7 @@ from resp_server.command.policy import (
     Redaction,
     Role,
     Split,
+    UpstreamDenial,
     ValueSet,
     Verb,
 )
@@ -34,8 +34,8 @@ _OF_FIELDS = Split(Joined.LIST, prefix_size=3, is_counted=True)
 _OF_MEMBERS = Policy(split=Split(Joined.LIST, prefix_size=1))
 _SUMMED = Split(Joined.SUM, is_by_slot=True)
 _NOT_CACHED = Policy(is_cacheable=False)
-_DENIED_BY_DEFAULT = Policy(denial=Denial.UNLESS_ALLOWED)
-_ALWAYS_DENIED = Policy(denial=Denial.ALWAYS)
+_DENIED_BY_DEFAULT = Policy(denial=UpstreamDenial.UNLESS_ALLOWED)
+_ALWAYS_DENIED = Policy(denial=UpstreamDenial.ALWAYS)
 
 
 def _subscribing(verb: Verb, kind: bytes) -> Policy:
@@ -155,18 +155,20 @@ ROWS: Mapping[str, Policy] = {
     "unsubscribe": _subscribing(Verb.UNSUBSCRIBE, b""),
     # -- the server
     "acl": Policy(answered_by=_LOCAL),
-    "acl|deluser": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|load": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|save": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED),
-    "acl|setuser": Policy(answered_by=_LOCAL, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND),
+    "acl|deluser": Policy(answered_by=_LOCAL, denial=UpstreamDenial.UNLESS_ALLOWED),
+    "acl|load": Policy(answered_by=_LOCAL, denial=UpstreamDenial.UNLESS_ALLOWED),
+    "acl|save": Policy(answered_by=_LOCAL, denial=UpstreamDenial.UNLESS_ALLOWED),
+    "acl|setuser": Policy(
+        answered_by=_LOCAL, denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND
+    ),
     "cluster": Policy(refusal=cluster_disabled, answered_by=_LOCAL),
-    "config|set": Policy(role=Role.CONFIG_SET, denial=Denial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
-    "debug": Policy(refusal=debug_refused, denial=Denial.UNLESS_ALLOWED, is_refused_at_once=True),
-    "failover": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
+    "config|set": Policy(role=Role.CONFIG_SET, denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
+    "debug": Policy(refusal=debug_refused, denial=UpstreamDenial.UNLESS_ALLOWED, is_refused_at_once=True),
+    "failover": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, changes_role=True),
     "info": Policy(role=Role.INFO, answered_by=AnsweredBy.ALL_JOBS),
     "latency": Policy(answered_by=_LOCAL),
     "memory": _NOT_COMPARED,
-    "migrate": Policy(denial=Denial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
+    "migrate": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
     "module": _DENIED_BY_DEFAULT,
     "module|help": Policy(),
     "module|list": Policy(),
@@ -174,9 +176,9 @@ ROWS: Mapping[str, Policy] = {
     "object": _NOT_COMPARED,
     "psync": _ALWAYS_DENIED,
     "replconf": _ALWAYS_DENIED,
-    "replicaof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
+    "replicaof": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, changes_role=True),
     "shutdown": _DENIED_BY_DEFAULT,
-    "slaveof": Policy(denial=Denial.UNLESS_ALLOWED, changes_role=True),
+    "slaveof": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, changes_role=True),
     "slowlog": Policy(answered_by=_LOCAL),
     "sync": _ALWAYS_DENIED,
     "wait": Policy(refusal=wait_refused, waits_for_writes=True),
@@ -237,6 +239,6 @@ def role_of(name: bytes) -> Role | None:
     return policy_of(name.lower().decode("latin-1")).role
 
 
-def denied(denial: Denial) -> list[str]:
+def denied(denial: UpstreamDenial) -> list[str]:
     """Return the sorted names of the commands with this denial."""
     return sorted(name for name, policy in ROWS.items() if policy.denial is denial)

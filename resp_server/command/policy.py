@@ -33,7 +33,7 @@ class AnsweredBy(Enum):
 OF_SERVERS = frozenset((AnsweredBy.ALL_KEYS, AnsweredBy.ALL_JOBS, AnsweredBy.ONE_JOB))
 
 
-class Denial(Enum):
+class UpstreamDenial(Enum):
     """Whether a command reaches the upstream."""
 
     NO = auto()
@@ -207,7 +207,7 @@ class Policy:
     role: Role | None = None
     answered_by: AnsweredBy | None = None
     is_internal: bool = False
-    denial: Denial = Denial.NO
+    denial: UpstreamDenial = UpstreamDenial.NO
     field_command: FieldCommand | None = None
     value_set: ValueSet | None = None
     blocks_by_option: bool = False

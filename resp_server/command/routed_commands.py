@@ -14,7 +14,7 @@ from typing import NamedTuple
 from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
-from resp_server.command.policy import AnsweredBy, Denial, Policy, Role
+from resp_server.command.policy import AnsweredBy, Policy, Role, UpstreamDenial
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
@@ -175,7 +175,7 @@ class RoutedCommands:
         routing = Routing.UPSTREAM
         needs_getkeys = command is None and ("movablekeys" in facts.flags or not tells_all_keys(facts))
         policy = policy_of(name)
-        is_denied = policy.denial is not Denial.NO
+        is_denied = policy.denial is not UpstreamDenial.NO
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
         if is_denied and not is_allowed and name not in self._own:
             routing = Routing.DENIED

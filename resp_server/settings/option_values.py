@@ -150,10 +150,10 @@ def denied_command(text: str) -> str:
     """Return the name of a command that may be allowed, such as `config|set`."""
     # Imported here, because only an upstream needs the rows of all commands.
     from resp_server.command.ours import denied
-    from resp_server.command.policy import Denial
+    from resp_server.command.policy import UpstreamDenial
 
     name = "|".join(text.lower().split())
-    allowable = denied(Denial.UNLESS_ALLOWED)
+    allowable = denied(UpstreamDenial.UNLESS_ALLOWED)
     if name not in allowable:
         names = ", ".join(sorted(each.replace("|", " ").upper() for each in allowable))
         raise argparse.ArgumentTypeError(f"{text!r} is none of {names}")
