@@ -24,14 +24,14 @@ class BatchesTask:
 
     log: str
     folder: str
-    plans: tuple[RowPlan, ...]
-    placement: ServerPlan | None = None
+    row_plans: tuple[RowPlan, ...]
+    server_plan: ServerPlan | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes, which are sorted by batch. May run several times for one partition."""
-        ensure_state_server(self.placement)
+        ensure_state_server(self.server_plan)
         for batch, parts in groupby(_by_batch(batches), key=itemgetter(0)):
-            of_batch = task.Task(self.log, self.folder, batch, self.plans)
+            of_batch = task.Task(self.log, self.folder, batch, self.row_plans)
             for result in of_batch(part for _, part in parts):
                 yield result.append_column("batch", pa.array([batch], pa.int64()))
 

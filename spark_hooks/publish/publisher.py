@@ -247,27 +247,27 @@ class Publisher:
         error, the tasks return the hashes of all keys. If two hashes are equal, the batch runs again with the shuffle,
         which brings the rows of a key together, and so finds out whether the keys are equal.
         """
-        shuffle = self._shuffle_plan_of(batch)
-        plan = placement.plan_of(self._options.log)
-        plans = tuple(replace(each, skips_bad_rows=self._options.skips_bad_rows) for each in shuffle.plans(clock_ms))
+        shuffle_plan, skips = self._shuffle_plan_of(batch), self._options.skips_bad_rows
+        row_plans = tuple(replace(each, skips_bad_rows=skips) for each in shuffle_plan.row_plans_at(clock_ms))
+        server_plan = placement.plan_of(self._options.log)
         write_task = task.Task(
             self._options.log,
             writer.folder,
             batch_id,
-            plans,
-            plan,
+            row_plans,
+            server_plan,
             clock_ms=None if self._options.record_time is None else clock_ms,
         )
         partitions = partitions_of(batch.sparkSession)
-        has_hashes = shuffle.has_unique_keys
-        can_skip = bool(shuffle.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
+        has_hashes = shuffle_plan.has_unique_keys
+        can_skip = bool(shuffle_plan.unshuffled) and (not has_hashes or self._previous_row_count <= UNSHUFFLED_ROWS_MAX)
         tasks = input_partitions_of(batch) if can_skip else 0
         if partitions <= 2 * tasks and tasks <= UNSHUFFLED_TASKS_FACTOR * partitions:
             unshuffled = replace(write_task, hashes_max=UNSHUFFLED_ROWS_MAX // tasks if has_hashes else None)
-            results = self._run_tasks(shuffle.unshuffled_rows(batch), unshuffled, writer.job)
+            results = self._run_tasks(shuffle_plan.unshuffled_rows(batch), unshuffled, writer.job)
             if not has_hashes or task.has_unique_keys(results):
                 return results
-        results = self._run_tasks(shuffle.rows(batch, partitions), write_task, writer.job)
+        results = self._run_tasks(shuffle_plan.rows(batch, partitions), write_task, writer.job)
         self._previous_row_count = sum(result.rows for result in results)
         return results
 

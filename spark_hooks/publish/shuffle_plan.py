@@ -36,7 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.publish.columns import CALENDARS, SUMS, VARIANTS, StateColumns, folded
-from state_backend.codec.row_encoding import STATE_BITS, RowPlan
+from state_backend.codec.row_encoding import GROUP, KEY_HASH, RECORD_TIME, ROW_HASH, STATE_BITS, RowPlan
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError
 
@@ -86,17 +86,17 @@ class ShufflePlan:
             for role in FOLDED_ROLES
             for index, type_ in enumerate(shared.types[role])
         ]
-        time = () if record_time is None else (F.unix_millis(F.col(f"`{record_time}`")).alias("t"),)
-        times = [F.col("t")] * len(time)
-        data = ["g", *shared.names("k", "f", "b", "v", "d", "e", "r")]
-        row_hash = F.xxhash64(*map(comparable, data)).alias("h")
+        time = () if record_time is None else (F.unix_millis(F.col(f"`{record_time}`")).alias(RECORD_TIME),)
+        times = [F.col(RECORD_TIME)] * len(time)
+        data = [GROUP, *shared.names("k", "f", "b", "v", "d", "e", "r")]
+        row_hash = F.xxhash64(*map(comparable, data)).alias(ROW_HASH)
         names = shared.names("k", "f")
         state = states[0]
         can_skip_shuffle = (
             len(states) == 1 and bool(names) and state.reduce is None and state.by is None and not state.order_by
         )
         has_unique_keys = can_skip_shuffle and state.duplicates == "error"
-        key_hash = (F.xxhash64(*map(F.col, names)).alias("u"),) if has_unique_keys else ()
+        key_hash = (F.xxhash64(*map(F.col, names)).alias(KEY_HASH),) if has_unique_keys else ()
         return cls(
             schema=df.schema,
             states=tuple(states),
@@ -105,18 +105,18 @@ class ShufflePlan:
                 for each, names in zip(of_states, names_of_states, strict=True)
             ),
             selected=(_expanded(states, rows, shared, time),) if _is_expanded(states) else (*_row(0, rows[0]), *time),
-            order=tuple(map(comparable, ["g", *shared.names("k", "f", *order)])) if is_ordered else (F.col("g"),),
-            output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"), *times)
+            order=tuple(map(comparable, [GROUP, *shared.names("k", "f", *order)])) if is_ordered else (F.col(GROUP),),
+            output=(*map(F.col, data), *(outcome for _, outcome in folds), F.col(ROW_HASH), *times)
             if is_folded
             else (*map(F.col, data), row_hash, *times),
             unshuffled=(*map(F.col, data[1:]), row_hash, *key_hash, *times) if can_skip_shuffle else (),
             has_unique_keys=has_unique_keys,
-            groups=("g", *groups) if is_folded else (),
+            groups=(GROUP, *groups) if is_folded else (),
             aggregates=(
                 *(part for parts, _ in folds for part in parts),
                 # The lower half of each hash: a sum of full hashes overflows a bigint.
-                F.sum(F.xxhash64(*map(F.col, shared.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias("h"),
-                *(F.min(each).alias("t") for each in times),
+                F.sum(F.xxhash64(*map(F.col, shared.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias(ROW_HASH),
+                *(F.min(each).alias(RECORD_TIME) for each in times),
             ),
         )
 
@@ -125,7 +125,7 @@ class ShufflePlan:
 
         Always a full pass over the batch: without one, a stateful query loses its checkpoint.
         """
-        rows = self._selected_rows(df).repartition(partitions, "g")
+        rows = self._selected_rows(df).repartition(partitions, GROUP)
         if self.groups:
             rows = rows.groupBy(*self.groups).agg(*self.aggregates)
         return rows.sortWithinPartitions(*self.order).select(*self.output)
@@ -136,7 +136,7 @@ class ShufflePlan:
 
     def _selected_rows(self, df: DataFrame) -> DataFrame:
         rows = df.select(*self.selected)
-        return rows.where("g IS NOT NULL") if _is_expanded(self.states) else rows
+        return rows.where(f"{GROUP} IS NOT NULL") if _is_expanded(self.states) else rows
 
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the single state's rows, sorted, without a shuffle; each key must be in one partition already.
@@ -150,7 +150,7 @@ class ShufflePlan:
         rows = df.select(*before, *self.selected).sortWithinPartitions(*before, *self.order)
         return rows.select(*before, *self.output)
 
-    def plans(self, clock_ms: int) -> tuple[RowPlan, ...]:
+    def row_plans_at(self, clock_ms: int) -> tuple[RowPlan, ...]:
         """Return the plans by which a task encodes the rows of a micro-batch."""
         return tuple(
             plan if state.ttl_ms is None else replace(plan, expire_at_ms=clock_ms + state.ttl_ms)
@@ -238,7 +238,7 @@ def _renamed(shared: Sequence[str]) -> tuple[tuple[str, str], ...]:
                 (f"{role}{counts[role]}" if role in "kvb" else "v0" if role in FOLDED_ROLES else role, shared_name)
             )
         counts[role] += 1
-    return (*renamed, ("h", "h"))
+    return (*renamed, (ROW_HASH, ROW_HASH))
 
 
 def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
@@ -246,7 +246,7 @@ def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
     parts = [column for shared_name, column in row.items() if shared_name[0] == "k"]
     key_hash = F.xxhash64(*parts) if parts else F.lit(0).cast("long")
     group = F.shiftrightunsigned(key_hash, STATE_BITS).bitwiseOR(F.lit(number << (64 - STATE_BITS)).cast("long"))
-    return (group.alias("g"), *(column.alias(shared_name) for shared_name, column in row.items()))
+    return (group.alias(GROUP), *(column.alias(shared_name) for shared_name, column in row.items()))
 
 
 def _is_expanded(states: Sequence[StateDescriptor]) -> bool:

@@ -124,7 +124,7 @@ def _encoded(df: DataFrame, state: StateDescriptor, job: str, clock_ms: int) -> 
         )
     digest = [0]
     try:
-        runs = list(encode(shuffle_plan.plans(clock_ms), batches, digest))
+        runs = list(encode(shuffle_plan.row_plans_at(clock_ms), batches, digest))
     except DuplicateRowsError as error:
         raise DescriptorError(
             f"table {state.name!r}: several rows have the {'member' if state.member else 'field'} "

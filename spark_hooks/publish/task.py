@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_hooks.serving.placement import ServerPlan, ensure_state_server
-from state_backend.codec.row_encoding import RowError, RowPlan, SkippedRows, encode
+from state_backend.codec.row_encoding import KEY_HASH, RECORD_TIME, RowError, RowPlan, SkippedRows, encode
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.epochs import ChangeFile, EpochContent, to_stream
 from state_backend.log.filesystems import open_filesystem
@@ -59,8 +59,8 @@ class Task:
     log: str
     folder: str
     epoch: int
-    plans: tuple[RowPlan, ...]
-    placement: ServerPlan | None = None
+    row_plans: tuple[RowPlan, ...]
+    server_plan: ServerPlan | None = None
     hashes_max: int | None = None
     clock_ms: int | None = None
 
@@ -70,7 +70,7 @@ class Task:
         Errors in the user's rows are returned as data, because after raised errors Spark retries the task and prints
         tracebacks.
         """
-        ensure_state_server(self.placement)
+        ensure_state_server(self.server_plan)
         digest, skipped = [0], SkippedRows()
         rows, ages = 0, list[RecordAges]()
         hashes: list[npt.NDArray[np.int64]] | None = None if self.hashes_max is None else []
@@ -83,7 +83,7 @@ class Task:
 
         def with_ages(batches: Iterator[pa.RecordBatch], clock_ms: int) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                ages.append(ages_of(batch.column("t").drop_null().to_numpy(), clock_ms))
+                ages.append(ages_of(batch.column(RECORD_TIME).drop_null().to_numpy(), clock_ms))
                 yield batch
 
         def with_hashes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +93,7 @@ class Task:
                     remaining -= batch.num_rows
                     if remaining < 0:
                         raise TooManyRowsError
-                    hashes.append(batch.column("u").to_numpy())
+                    hashes.append(batch.column(KEY_HASH).to_numpy())
                 yield batch
 
         if self.clock_ms is not None:
@@ -101,7 +101,7 @@ class Task:
         file, inline, error, is_log_error = None, None, None, False
         try:
             writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
-            file, inline = writer.write(counted(encode(self.plans, with_hashes(batches), digest, skipped)))
+            file, inline = writer.write(counted(encode(self.row_plans, with_hashes(batches), digest, skipped)))
         except (RowError, LogError) as failed:
             error, is_log_error = str(failed), isinstance(failed, LogError)
         except TooManyRowsError:

@@ -47,6 +47,10 @@ from state_backend.native import change_records
 
 OnBadKey = Literal["skip", "fail"]
 
+# Columns of a row beside those of its state (see `shuffle_plan`): the state's number and a hash of the key; a hash of
+# the row, for the epoch's digest; the time of the record; a hash of the key and the field.
+GROUP, ROW_HASH, RECORD_TIME, KEY_HASH = "g", "h", "t", "u"
+
 # The upper bits of the column g: the state's number. The sign bit stays 0, so there are up to 32,768 states.
 STATE_BITS = 16
 # A run has at most 2^16 rows, and a position 46 bits: both fit into a word.
@@ -199,7 +203,7 @@ def _all_changes(
 def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
     """Add row hashes to the digest, and leave out rows with null values if the state reduces."""
     for batch in batches:
-        digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
+        digest[0] += int(batch.column(ROW_HASH).to_numpy().view(np.uint64).sum(dtype=np.uint64))
         if plan.reduce is not None and batch.column("v0").null_count:
             batch = batch.filter(batch.column("v0").is_valid())
         if plan.by_names:
@@ -224,7 +228,7 @@ def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> It
         if len(plans) == 1:
             yield 0, _renamed(plans[0], batch)
             continue
-        for number, part in split_by(batch, batch.column("g").to_numpy() >> (64 - STATE_BITS)):
+        for number, part in split_by(batch, batch.column(GROUP).to_numpy() >> (64 - STATE_BITS)):
             yield number, _renamed(plans[number], part)
 
 
