@@ -1,4 +1,7 @@
-"""What answers requests: `servers`, state servers behind a proxy; `redis`, a team's own Redis; `overlay`, both.
+"""What answers requests: the backends.
 
-`routing` decides which of both answers a request. It is pure. An overlay has the two others and a router.
+stores    this process' own stores
+servers   state servers behind a proxy
+redis     a team's own Redis
+overlay   servers and a Redis: `routing`, which is pure, decides which of both answers a request
 """

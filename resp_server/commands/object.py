@@ -6,11 +6,10 @@ clients and tools recognize small values by it. The stores' real layout is in `s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import islice
 
-from resp_server.command.handler import INTEGER_MAX, command, integer
+from resp_server.command.handler import INTEGER_MAX, command, integer, is_integer
 from resp_server.commands.sliced_reply import size_of, sliced_reply
 from resp_server.pipeline.context import CommandContext
 from resp_server.protocol.errors import no_frequency, syntax_error
@@ -32,13 +31,6 @@ NUMBERS_MAX = 512
 SAMPLES_DEFAULT = 256
 STEPS_AT_ONCE_MAX = 10
 
-# A decimal integer in its canonical form.
-NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-
-
-def _is_number(text: bytes) -> bool:
-    return NUMBER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
-
 
 @command("object|encoding")
 def object_encoding(context: CommandContext, key: bytes) -> Reply:
@@ -51,7 +43,7 @@ def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
     match kind:
         case Kind.VALUE:
             text = snapshot.lazy_value(key)
-            if isinstance(text, bytes) and _is_number(text):
+            if isinstance(text, bytes) and is_integer(text):
                 return b"int"
             return b"embstr" if size_of(text) <= EMBEDDED_BYTES_MAX else b"raw"
         case Kind.MAP:
@@ -65,7 +57,7 @@ def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
         case Kind.SET:
             size = snapshot.set_size(key)
             members = list(snapshot.members(key)) if size <= NUMBERS_MAX else []
-            if members and all(map(_is_number, members)):
+            if members and all(map(is_integer, members)):
                 return b"intset"
             return b"listpack" if 0 < len(members) <= COMPACT_ITEMS_MAX and _are_short(members) else b"hashtable"
         case Kind.SORTED_SET:

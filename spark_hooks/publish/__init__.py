@@ -1,4 +1,5 @@
-"""The sink: DataFrames become epochs of a change log. Its checks, its writers, and the encoding of rows are here.
+"""The sink: DataFrames become epochs of a change log. Its checks and its writers are here.
 
+`state_backend.codec.row_encoding` encodes the rows.
 `attach` reads the state of queries without a sink. `serving` starts servers, and announces epochs to them.
 """

@@ -56,7 +56,7 @@ class NewestOffsets:
         if not any(newest.values()):
             return self._last
         if self._last is not None:
-            # An offset that is new was found since the last time.
+            # The new offset came after the last look, so its time is not before that.
             at_ms = max(at_ms, self._last["at_ms"], before_ms if newest != self._last["newest"] else 0)
         self._last = {"at_ms": at_ms, "newest": newest}
         return self._last

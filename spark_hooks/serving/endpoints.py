@@ -1,9 +1,9 @@
 """Endpoints: the servers of this driver, to which a sink announces each new epoch.
 
-A sink works without endpoints, because servers poll the log once a second. With an endpoint, a sink announces each
-epoch at once, and can wait until the epoch is readable. Under Spark Connect the sink and `sparkis.serve` run in
-different processes: there the sink finds the server by an address file on this machine, which the setting
-`ADDRESS_SETTING` names.
+A sink works without endpoints, because servers look at the log by themselves (`apply.rhythm`). With an endpoint, a
+sink announces each epoch at once, and can wait until the epoch is readable. Under Spark Connect the sink and
+`sparkis.serve` run in different processes: there the sink finds the server by an address file on this machine, which
+the setting `ADDRESS_SETTING` names.
 """
 
 from __future__ import annotations

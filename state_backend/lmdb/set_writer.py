@@ -166,7 +166,7 @@ class SetWriter(KindWriter):
 
 
 def _scores_put(change: Change, is_sorted: bool) -> dict[bytes, float | None]:
-    """Return the scores of the members that a change without a field puts."""
+    """Return the members that a PUT of a whole set writes, with their scores."""
     if change.op != PUT or not change.value:
         return {}
     if is_sorted:

@@ -406,7 +406,7 @@ class DedicatedConnections:
         self._pool.at_end_of_round(then)
 
     def opened(self, connection: UpstreamConnection) -> None:
-        """Handle a connection that was opened."""
+        """Tell the pool, which closes its breaker."""
         self._pool.opened(connection)
 
     def failed(self, connection: UpstreamConnection, reason: str) -> float:
