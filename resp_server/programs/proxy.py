@@ -18,7 +18,7 @@ from resp_server.backends.routing.long_arguments import FIRST_ARGUMENT_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.servers.proxy_connection import ProxyConnection
 from resp_server.backends.servers.proxy_message_bus import connect_pubsub
-from resp_server.backends.servers.request_policy import APPLICATIONS_MAX
+from resp_server.backends.servers.request_split import APPLICATIONS_MAX
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.backends.servers.min_epochs import MinEpochs
-from resp_server.backends.servers.request_policy import scan_reply_up_to_slot, split_by_slot
+from resp_server.backends.servers.request_split import scan_reply_up_to_slot, split_by_slot
 from resp_server.backends.servers.slot_map import SlotMap, runs_of
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table

@@ -14,7 +14,7 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.field_names import FieldRules, has_fields
 from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
-from resp_server.backends.servers.request_policy import within
+from resp_server.backends.servers.request_split import within
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from resp_server.backends.overlay.preferred_reads import ABSENT
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.route import Destination, Route
-from resp_server.backends.servers.request_policy import merge_parts
+from resp_server.backends.servers.request_split import merge_parts
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
 from resp_server.protocol.request_parser import Request
 

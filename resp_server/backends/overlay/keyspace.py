@@ -16,7 +16,7 @@ from resp_server.backends.overlay.state_listing import KEYS_AT_ONCE, StateListin
 from resp_server.backends.routing.rules import Rule
 from resp_server.backends.routing.scan_cursor import ScanPosition, after
 from resp_server.backends.servers.field_names import NO_RULES, FieldRules, may_match
-from resp_server.backends.servers.request_policy import NO_KEY
+from resp_server.backends.servers.request_split import NO_KEY
 from resp_server.command.ours import role_of
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Replies, ReplyFuture, ask, deliver, in_steps

@@ -18,7 +18,7 @@ from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.routing.long_arguments import without_long_arguments
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Route
 from resp_server.backends.servers.long_requests import CHUNK_KEYS, answer_in_chunks
-from resp_server.backends.servers.request_policy import merge_parts
+from resp_server.backends.servers.request_split import merge_parts
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps

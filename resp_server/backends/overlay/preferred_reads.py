@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.route import Route
-from resp_server.backends.servers.request_policy import merge_parts
+from resp_server.backends.servers.request_split import merge_parts
 from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, all_of, ask, deliver
 from resp_server.forwarding.raw_replies import is_error
 from resp_server.forwarding.reply_sinks import Defer, ReplySink

@@ -22,7 +22,7 @@ from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.scan_cursor import position_of
 from resp_server.backends.routing.upstream_settings import AskedEvents, events_in
 from resp_server.backends.servers.aliased_keys import AliasedKeys
-from resp_server.backends.servers.request_policy import split_by_slot
+from resp_server.backends.servers.request_split import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import Role

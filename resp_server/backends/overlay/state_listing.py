@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.servers.field_names import FIELDS_AT_ONCE, FieldRules, NamedHash, is_failure
-from resp_server.backends.servers.request_policy import NO_KEY
+from resp_server.backends.servers.request_split import NO_KEY
 from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, epochs_of, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, text_of
 from resp_server.forwarding.reply_sinks import Defer, merge_or_error

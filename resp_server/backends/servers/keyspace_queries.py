@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from resp_server.backends.servers.request_policy import POSITION_BITS, merge_all, scan_reply_up_to_slot
+from resp_server.backends.servers.request_split import POSITION_BITS, merge_all, scan_reply_up_to_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters

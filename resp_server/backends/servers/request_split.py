@@ -56,11 +56,12 @@ class TargetRequest(NamedTuple):
 def split_by_slot(
     command: Command, request: Request, target_of: Callable[[bytes], Hashable] = slot_of
 ) -> tuple[list[TargetRequest], Merge] | None:
-    """Return the parts of a request and the function that merges their replies; CrossSlotError if it cannot be split.
+    """Return the parts of a request and the function that merges their replies; None if the request is malformed.
+
+    The proxy itself replies with the error of a malformed request. CrossSlotError if a request cannot be split.
 
     Args:
-        target_of: Returns the target of a key; may raise. None if the request is malformed: then the proxy itself
-            replies with the error.
+        target_of: Returns the target of a key; may raise.
     """
     steps = split_in_steps(command, request, target_of)
     while True:

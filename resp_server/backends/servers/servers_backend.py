@@ -10,7 +10,7 @@ from resp_server.backends.servers.command_routes import CommandRoutes
 from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.forwarder_sink import forward_exec
 from resp_server.backends.servers.long_requests import LongRequests, forwarded_split_of
-from resp_server.backends.servers.request_policy import split_by_slot
+from resp_server.backends.servers.request_split import split_by_slot
 from resp_server.backends.servers.servers_exec import ServersExec
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters

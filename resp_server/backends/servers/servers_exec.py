@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
-from resp_server.backends.servers.request_policy import split_in_steps
+from resp_server.backends.servers.request_split import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
 from resp_server.backends.servers.transaction_plan import (

@@ -10,7 +10,7 @@ from typing import Any, cast
 from resp_server.backends.servers.forwarder_sink import BatchForwarderSink
 from resp_server.backends.servers.job_queries import JobQueries, server_sections, text_in
 from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
-from resp_server.backends.servers.request_policy import (
+from resp_server.backends.servers.request_split import (
     TargetRequest,
     split_by_slot,
     within,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
-from resp_server.backends.servers.request_policy import split_in_steps
+from resp_server.backends.servers.request_split import split_in_steps
 from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest, read_point
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
