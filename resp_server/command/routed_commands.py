@@ -7,7 +7,7 @@ reply has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -16,12 +16,11 @@ from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import AnsweredBy, Policy, Role, UpstreamDenial
 from resp_server.command.spec import CommandSpec
+from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
 
-# The number of cached spellings of command names, such as GET, get and Get.
-SPELLINGS_MAX = 1024
 # The roles of commands for which the compiled forwarder has code, or needs none.
 ROLES_FORWARDED_TO_UPSTREAM = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
 
@@ -102,7 +101,7 @@ class RoutedCommands:
     def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
         self._table, self._allowed, self._own = table, allowed, own
         self._upstream_facts: Mapping[str, CommandSpec] = {}
-        self._routed: dict[bytes, RoutedCommand | None] = {}
+        self._routed = BySpelling(lambda typed: self._find(typed.lower().decode("utf-8", "replace")))
 
     def take_facts(self, facts: Mapping[str, CommandSpec]) -> None:
         """Take the facts of the upstream's commands."""
@@ -112,17 +111,10 @@ class RoutedCommands:
     def of(self, request: Request) -> RoutedCommand | None:
         """Return how a request's command is routed; None for an unknown command."""
         name = request[0]
-        try:
-            routed = self._routed[name]
-        except KeyError:
-            routed = self._learn(name, lambda: self._find(name.lower().decode("utf-8", "replace")))
+        routed = self._routed[name]
         if routed is None or not routed.facts.subcommands or len(request) < 2:
             return routed
-        full_name = name + b"|" + request[1]
-        if full_name not in self._routed:
-            text = full_name.lower().decode("utf-8", "replace")
-            return self._learn(full_name, lambda: self._find(text) or routed)
-        return self._routed[full_name]
+        return self._routed[name + b"|" + request[1]] or routed
 
     def check_form(self, routed: RoutedCommand, request: Request) -> None:
         """Raise the error with which the upstream would refuse to queue a request after MULTI."""
@@ -159,12 +151,6 @@ class RoutedCommands:
         if theirs is None:
             return not self._upstream_facts
         return not sub or sub in theirs.subcommands
-
-    def _learn(self, spelling: bytes, find: Callable[[], RoutedCommand | None]) -> RoutedCommand | None:
-        routed = find()
-        if len(self._routed) < SPELLINGS_MAX:
-            self._routed[spelling] = routed
-        return routed
 
     def _find(self, name: str) -> RoutedCommand | None:
         command = self._table.get(name.encode())

@@ -17,6 +17,7 @@ from typing import Any
 
 from resp_server import native
 from resp_server.command.policy import Role
+from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import record
@@ -26,8 +27,6 @@ from resp_server.session.session import Session
 
 # Returns whether a request of a session is answered by this process alone.
 IsOwn = Callable[[Session, Request], bool]
-# Cached spellings of a name (`GETNAME`, `getname`, `GetName`).
-SPELLINGS_MAX = 1024
 
 
 def has_slot(command: Command) -> bool:
@@ -44,27 +43,24 @@ def may_be_called(command: Command) -> bool:
     return is_of_redis and (not facts.key_specs or has_slot(command)) and not is_of_transaction
 
 
-class CalledCommands(dict[bytes | None, Any]):
+class CalledCommands(BySpelling[Any]):
     """The called commands by their name as typed; None for all others.
 
     A container's value is the table of its subcommands; there None is the container itself.
     """
 
     def __init__(self, commands: Mapping[bytes, Command], called_of: Callable[[Command], Any]) -> None:
-        super().__init__()
+        super().__init__(self._find_typed)
         self._commands, self._called_of = commands, called_of
         self._found: dict[bytes, Any] = {}
 
-    def __missing__(self, typed: bytes) -> Any:
+    def _find_typed(self, typed: bytes) -> Any:
         name = typed.lower()
         if name not in self._found and name in self._commands:
-            self._found[name] = self._find(self._commands[name])
-        found = self._found.get(name)
-        if len(self) < SPELLINGS_MAX:
-            self[typed] = found
-        return found
+            self._found[name] = self._find_called(self._commands[name])
+        return self._found.get(name)
 
-    def _find(self, command: Command) -> Any:
+    def _find_called(self, command: Command) -> Any:
         called = self._called_of(command)
         if not command.subcommands:
             return called

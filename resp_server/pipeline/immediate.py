@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from resp_server.cluster.node_view import NodeView
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import Role
+from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command
 from resp_server.metrics.slow_log import batch_entry
 from resp_server.metrics.stats import CommandStats
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sparkis.clients")
 
-# Cached spellings of command names (`GET`, `get`, `Get`).
-SPELLINGS_MAX = 1024
 
 # A longer reply ends its batch of requests, so that 128 small requests cannot make 128 large replies before the output
 # limits are checked (guess).
@@ -119,7 +118,7 @@ class ImmediatePipeline:
         self._server, self.backend, self._check = server, backend, check
         self._table, self._stats = server.table, server.stats
         self._on_rejected_exec = on_rejected_exec
-        self._key_commands: dict[bytes, KeyCommand | None] = {}
+        self._key_commands = BySpelling(self._find_key_command)
         self.compiled = compiled
 
     def poll(self, poller: Any) -> None:
@@ -158,10 +157,7 @@ class ImmediatePipeline:
 
     def key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command that `answer_run` can answer, by its name as typed; None for all others."""
-        try:
-            return self._key_commands[name]
-        except KeyError:
-            return self._find_key_command(name)
+        return self._key_commands[name]
 
     def answer_run(
         self,
@@ -265,12 +261,10 @@ class ImmediatePipeline:
 
     def _find_key_command(self, name: bytes) -> KeyCommand | None:
         """Return a command about keys by its name as typed; None for other commands."""
-        command, key_command = self._table.get(name), None
-        if command is not None and _is_key_command(command, name):
-            key_command = KeyCommand(command, self._stats.command_stats(command.name))
-        if len(self._key_commands) < SPELLINGS_MAX:
-            self._key_commands[name] = key_command
-        return key_command
+        command = self._table.get(name)
+        if command is None or not _is_key_command(command, name):
+            return None
+        return KeyCommand(command, self._stats.command_stats(command.name))
 
     def reply_to(self, context: CommandContext, request: Request) -> bytes | IncompleteReply:
         """Answer one request on the general path."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from resp_server.command.keys import KeyRange, key_ranges
 from resp_server.command.ours import MOST_USED
 from resp_server.command.policy import AnsweredBy, Joined, Role
+from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
-from resp_server.pipeline.immediate import SPELLINGS_MAX
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS
 
 # The forwarder leaves commands with longer names to the general path.
@@ -59,21 +59,18 @@ class CommandRoutes:
 
     def __init__(self, table: CommandTable, stats: Stats) -> None:
         self._table, self._stats = table, stats
-        self._routes: dict[bytes, CommandRoute | None] = {}
+        self._routes = BySpelling(self._find)
 
     def of(self, name: bytes) -> CommandRoute | None:
         """Return the route of a command's name as typed; None: there is no such command."""
-        return self._routes[name] if name in self._routes else self._learn(name)
+        return self._routes[name]
 
-    def _learn(self, name: bytes) -> CommandRoute | None:
+    def _find(self, name: bytes) -> CommandRoute | None:
         command = self._table.get(name) if b"|" not in name else None
-        route = None
-        if command is not None:
-            single_key_at = command.single_key_at if command.answered_without_upstream is AnsweredBy.STATES else 0
-            route = CommandRoute(command, single_key_at, self._stats.command_stats(command.name))
-        if len(self._routes) < SPELLINGS_MAX:
-            self._routes[name] = route
-        return route
+        if command is None:
+            return None
+        single_key_at = command.single_key_at if command.answered_without_upstream is AnsweredBy.STATES else 0
+        return CommandRoute(command, single_key_at, self._stats.command_stats(command.name))
 
     def forwarded(self) -> list[ForwardedCommand]:
         """Return the commands that the forwarder forwards, by their rows."""

@@ -249,7 +249,7 @@ def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pyte
 
 
 def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.pipeline.immediate.SPELLINGS_MAX", 3)
+    monkeypatch.setattr("resp_server.command.spellings.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
     assert len(client.pipeline._key_commands) == 3
