@@ -309,9 +309,11 @@ def left_to_general_path(chunks: list[bytes], rules: Sequence[bytes] = ()) -> li
     left: list[Sequence[bytes]] = []
     answer = ImmediatePipeline.answer
 
-    def answered_by_general_path(self: ImmediatePipeline, call: Any, given: Any, out: list[bytes], *rest: Any) -> Any:
+    def answered_by_general_path(
+        self: ImmediatePipeline, context: Any, given: Any, out: list[bytes], *rest: Any
+    ) -> Any:
         left.extend(given)
-        return answer(self, call, given, out, *rest)
+        return answer(self, context, given, out, *rest)
 
     with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
         asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, rules, True))

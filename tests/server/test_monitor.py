@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compat.waiting import eventually
 from resp_server.push import monitor as monitors
 from resp_server.settings.server import OUTPUT_LIMITS
 
@@ -162,8 +163,9 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     third = running.connect()
     third.send(b"PING\r\n")
     sessions = running.server.context.sessions
-    while running.call(lambda: [each.is_paused for each in sessions.values()]) != [True] * 3:
-        pass
+    eventually(
+        lambda: running.call(lambda: [each.is_paused for each in sessions.values()]), lambda found: found == [True] * 3
+    )
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False] * 3
     running.call(running.server.context.observation.pause.end)
     assert first.read(len(PONG)) == PONG

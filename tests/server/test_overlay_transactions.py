@@ -250,7 +250,7 @@ def test_select_within_exec_has_effect_of_redis(client: Connection, direct: Conn
     assert client.call_each("MULTI", *lines, "EXEC", "GET n", "SELECT 0") == expected
     # The connection, which other clients share, is in its database.
     assert client.call_each("GET n", "MULTI", "GET n", "EXEC") == [b"zero", b"OK", b"QUEUED", [b"zero"]]
-    # States' keys are in database 0, so the write after SELECT is no write of one.
+    # States' keys are in database 0: the SET after SELECT 3 is the upstream's, that after SELECT 0 is refused.
     lines = ["SELECT 3", "SET job:speed:1 mine", "SELECT 0", "SET job:speed:1 mine"]
     assert client.call_each("MULTI", *lines)[2:] == [
         b"QUEUED",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compat.waiting import eventually
 from resp_server.commands import sliced_reply
 from resp_server.settings.server import OUTPUT_LIMITS
 
@@ -42,9 +43,9 @@ def test_others_are_served_between_the_steps_of_keys(
     pipeline = server.server.pipeline
     reply_to = pipeline.reply_to
 
-    def noted_reply(call: Any, request: Any) -> Any:
+    def noted_reply(context: Any, request: Any) -> Any:
         order.append(request[0].decode())
-        return reply_to(call, request)
+        return reply_to(context, request)
 
     monkeypatch.setattr(pipeline, "reply_to", noted_reply)
     slow.send(b"KEYS *\r\n")
@@ -130,8 +131,10 @@ def test_unread_reply_in_steps_is_ended_by_the_sweep(serve: Callable[..., Any], 
     now_ms = server.server.context.clock()
     assert peer.read(10)
     connection = next(iter(server.server._connections.values()))
-    while server.call(lambda: connection.reply.stream is None or connection.output.is_writable):
-        pass
+    eventually(
+        lambda: server.call(lambda: connection.reply.stream is not None and not connection.output.is_writable),
+        awaited="the reply waits for its reader",
+    )
     server.call(lambda: server.server.sweep(now_ms + 1001))
     peer.read_until_cut()
     assert server.call(lambda: len(server.server._connections)) == 0
@@ -153,6 +156,5 @@ def test_a_client_that_leaves_amid_a_reply_leaves_nothing_behind(
     peer.send(b"HGETALL job:visits:/\r\n" * 200)
     assert peer.read(10)
     peer.socket.close()
-    while server.call(lambda: len(server.server._connections)):
-        pass
+    eventually(lambda: server.call(lambda: len(server.server._connections)), lambda count: count == 0)
     assert closed

@@ -12,9 +12,9 @@ from compat.conformance.wire import requests
 from compat.waiting import eventually
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Job
-from state_backend.store.store import EpochChanges
+from tests.builders import apply_epoch
 from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
@@ -61,8 +61,7 @@ class Epochs:
             for each in keys
         ]
         changes += [Change("map", Op.PUT, f"{self._name}:map:m".encode(), b"f%d" % each, value) for each in range(size)]
-        runs = list(runs_of(changes, [state.name for state in STATES]))
-        self.store.apply(EpochChanges(self.epoch, 1, self.epoch + 1, runs), STATES)
+        apply_epoch(self.store, STATES, changes, self.epoch, clock_ms=self.epoch + 1)
 
 
 @pytest.fixture
@@ -199,8 +198,7 @@ def test_tracked_keys_are_counted_and_forgotten_with_the_client(server: Any, cli
     assert (len(tracking.clients), tracking.keys, tracking.items, tracking.prefixes) == (2, 2, 2, 2)
     client.answers(lines("RESET"), b"+RESET\r\n")
     other.socket.close()
-    while server.call(lambda: tracking.clients):
-        pass
+    eventually(lambda: not server.call(lambda: tracking.clients))
     assert (tracking.keys, tracking.items, tracking.prefixes, tracking.is_idle) == (0, 0, 0, True)
 
 

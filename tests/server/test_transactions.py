@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
+from compat.waiting import eventually
 from resp_server.session import transaction
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.records import Change, Op
 from state_backend.store import pinned_epochs
 from state_backend.store.keyspace import Job
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import EpochChanges
 from tests.builders import apply_epoch
 from tests.server.conftest import OtherProcesses
 from tests.server.socket_requests import bulk
@@ -66,8 +66,7 @@ class Epochs:
     def begin_anew(self) -> None:
         """Serve another generation, whose only key has the value 9."""
         store = MemoryStore("g3")
-        runs = list(runs_of([Change("temp", Op.PUT, b"job:temp:a", value=b"9")], [state.name for state in STATES]))
-        store.apply(EpochChanges(0, 3, 1, runs), STATES)
+        apply_epoch(store, STATES, [Change("temp", Op.PUT, b"job:temp:a", value=b"9")], 0, term=3)
 
         def put() -> None:
             keyspace = self._server.server.context.keyspace
@@ -81,8 +80,7 @@ class Epochs:
         value = b"%d" % self.epoch
         changes = [Change("temp", Op.PUT, f"job:temp:{each}".encode(), value=value) for each in keys]
         changes += [Change("map", Op.PUT, b"job:map:m", b"f%d" % each, value) for each in range(FIELDS)]
-        runs = list(runs_of([*changes, *(more or [])], [state.name for state in STATES]))
-        self.store.apply(EpochChanges(self.epoch, 1, self.epoch + 1, runs), STATES)
+        apply_epoch(self.store, STATES, [*changes, *(more or [])], self.epoch, clock_ms=self.epoch + 1)
         self._server.call(lambda: self._server.server.context.keyspace.on_epoch("job"))
         return self.epoch
 
@@ -116,13 +114,12 @@ def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
     answer_queued = backend.answer_queued
     published: list[int] = []
 
-    def noted(call: Any, request: Any) -> Any:
-        reply = answer_queued(call, request)
+    def noted(context: Any, request: Any) -> Any:
+        reply = answer_queued(context, request)
         value = b"%d" % (epochs.epoch + 1)
         changes = [Change("temp", Op.PUT, b"job:temp:%b" % each, value=value) for each in (b"a", b"b")]
         epochs.epoch += 1
-        runs = list(runs_of(changes, ["temp"]))
-        epochs.store.apply(EpochChanges(epochs.epoch, 1, epochs.epoch + 1, runs), STATES)
+        apply_epoch(epochs.store, STATES, changes, epochs.epoch, clock_ms=epochs.epoch + 1)
         published.append(epochs.epoch)
         return reply
 
@@ -155,15 +152,15 @@ def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_t
     pipeline = server.server.pipeline
     run, ping = pipeline.backend.answer_queued, pipeline.reply_to
 
-    def noted_run(call: Any, request: Any) -> Any:
+    def noted_run(context: Any, request: Any) -> Any:
         order.append("queued")
         if order.count("queued") == 1:
             quick.send(lines("ECHO x"))  # it waits from now on
-        return run(call, request)
+        return run(context, request)
 
-    def noted_ping(call: Any, request: Any) -> Any:
+    def noted_ping(context: Any, request: Any) -> Any:
         order.append(request[0].decode())
-        return ping(call, request)
+        return ping(context, request)
 
     pipeline.backend.answer_queued = noted_run
     pipeline.reply_to = noted_ping
@@ -235,8 +232,7 @@ def test_client_that_leaves_during_exec_leaves_no_view_open(
     assert peer.read(len(OK + QUEUED * 200)) == OK + QUEUED * 200
     assert peer.read(10)  # of what EXEC answers
     peer.socket.close()
-    while server.call(lambda: len(server.server._connections)):
-        pass
+    eventually(lambda: server.call(lambda: len(server.server._connections)), lambda count: count == 0)
     assert len(closed) == 1
     server.call(server.server.context.close)
     epochs.store.close()
@@ -249,8 +245,7 @@ def test_command_that_asks_other_processes_is_waited_for_within_exec(server: Any
     peer.send(lines("MULTI", "PING", "CLIENT LIST TYPE pubsub", "PING", "EXEC", "PING"))
     head = OK + QUEUED * 3 + b"*3\r\n" + PONG
     assert peer.read(len(head)) == head
-    while not server.call(lambda: len(waiting)):
-        pass
+    eventually(lambda: server.call(lambda: len(waiting)))
     other.answers(PING, PONG)
     server.call(lambda: waiting.pop(0)([]))
     assert peer.read(len(PONG) * 2 + 6) == b"$0\r\n\r\n" + PONG * 2
@@ -394,9 +389,9 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     backend = server.server.pipeline.backend
     answer_queued = backend.answer_queued
 
-    def noted(call: Any, request: Any) -> Any:
+    def noted(context: Any, request: Any) -> Any:
         server.server.context.epochs.pinned.close()
-        return answer_queued(call, request)
+        return answer_queued(context, request)
 
     monkeypatch.setattr(backend, "answer_queued", noted)
     peer.send(reads_at(1, 0, "GET job:temp:a", "HVALS job:map:m", "GET job:temp:b", "DBSIZE"))

@@ -23,7 +23,7 @@ REDIS = {
 
 def declare(name: str, own: CommandSpec | None = None) -> CommandHandler:
     @command(name, own)
-    def body(call: Any, key: bytes) -> bytes:
+    def body(context: Any, key: bytes) -> bytes:
         """Reads."""
         return key
 
@@ -35,12 +35,12 @@ def table_of(*declarations: CommandHandler) -> CommandTable:
 
 
 @command("get")
-def of_two_keys(call: Any, key: bytes, more: bytes) -> None:
+def of_two_keys(context: Any, key: bytes, more: bytes) -> None:
     """Reads."""
 
 
 @command("get")
-def without_docstring(call: Any, key: bytes) -> None: ...
+def without_docstring(context: Any, key: bytes) -> None: ...
 
 
 @pytest.mark.parametrize(
