@@ -9,7 +9,7 @@ A column is found by a path in the Arrow batches of `checkpoint.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Self, cast
@@ -317,6 +317,23 @@ def columns_of(state: State, name: str, planned: Sequence[PlannedFunction] | Non
         is_planned=planned is not None,
         window=window,
     )
+
+
+def columns_of_rows(schema: pa.StructType, key: Collection[str]) -> dict[str, Column]:
+    """Return the columns of a query's rows, with the names that the columns of its state have.
+
+    Args:
+        key: The names of the columns that make keys and fields.
+    """
+    columns = list(_fields(schema, VALUE, ()))
+    windows = [column for column in columns if is_window(column.kind)]
+    parts = _parts_of(windows[0]) if single_window(_names(windows), {column.name for column in columns}) else []
+    found = {column.name: column for column in (*parts, *_without_windows(columns))}
+    if WITHOUT_COLUMNS in key:
+        found.setdefault(WITHOUT_COLUMNS, Column(WITHOUT_COLUMNS, pa.string(), constant=WITHOUT_COLUMNS))
+    for name in found.keys() & key:
+        (found[name],) = _with_text_forms([replace(found[name], root=KEY)])
+    return found
 
 
 def _names(columns: Iterable[Column]) -> tuple[str, ...]:

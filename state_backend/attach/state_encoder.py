@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -49,7 +49,8 @@ class StateEncoder:
         for name in descriptor.value:
             _check_value(columns.column(name), descriptor, subject)
         typed = replace(descriptor, columns=_types(columns, descriptor, job))
-        return cls(columns, typed, replace(_plan(columns, typed, job), skips_bad_rows=requested.on_bad_key == "skip"))
+        plan = plan_of(columns.column, typed, job)
+        return cls(columns, typed, replace(plan, skips_bad_rows=requested.on_bad_key == "skip"))
 
     @property
     def state(self) -> State:
@@ -87,11 +88,11 @@ class StateEncoder:
         if self.state.is_list:
             key, value, is_deleted, resets, owner = _elements(ops.to_numpy(), key, value)
         read = {
-            f"k{index}": self._text(self.columns.column(name), key, value)
+            f"k{index}": text_of(self.columns.column(name), key, value)
             for index, name in enumerate(self.plan.key_names)
         }
         if self.plan.field_name is not None:
-            read["f"] = self._text(self.columns.column(self.plan.field_name), key, value)
+            read["f"] = text_of(self.columns.column(self.plan.field_name), key, value)
         for index, column in enumerate(self._values(key, value)):
             read[f"v{index}"] = column
         if self.columns.expire_at is not None:
@@ -106,16 +107,8 @@ class StateEncoder:
         descriptor = self.descriptor
         columns = [self.columns.column(name) for name in descriptor.value]
         if descriptor.encoding is Encoding.TEXT:
-            return [self._text(column, key, value) for column in columns]
+            return [text_of(column, key, value) for column in columns]
         return [column.read(key, value) for column in columns]
-
-    @staticmethod
-    def _text(column: AnyColumn, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
-        """Return a column as `row_encoding` needs it; the forms of the plan do the rest."""
-        read = column.read(key, value)
-        if pa.types.is_date(read.type):
-            return date_text(read)
-        return read.cast(pa.string()) if pa.types.is_boolean(read.type) else read
 
     def _without_null_elements(
         self, read: dict[str, pa.Array], owner: npt.NDArray[np.int64], skipped: SkippedRows
@@ -151,6 +144,14 @@ class StateEncoder:
         kept = pa.array(~is_null | is_deleted)
         changed = {**read, "d": pa.array(is_deleted), "r": pa.array(is_reset)}
         return {name: column.filter(kept) for name, column in changed.items()}
+
+
+def text_of(column: AnyColumn, key: pa.StructArray, value: pa.StructArray) -> pa.Array:
+    """Return a column as `row_encoding` needs it; the forms of the plan do the rest."""
+    read = column.read(key, value)
+    if pa.types.is_date(read.type):
+        return date_text(read)
+    return read.cast(pa.string()) if pa.types.is_boolean(read.type) else read
 
 
 def schema_text(state: State) -> str:
@@ -227,22 +228,23 @@ def _types(columns: Columns, descriptor: StateDescriptor, job: str) -> dict[str,
     return types | {name: OWN_TYPES[name] for name in (*own, *descriptor.order_by)}
 
 
-def _plan(columns: Columns, descriptor: StateDescriptor, job: str) -> RowPlan:
+def plan_of(column_of: Callable[[str], AnyColumn], descriptor: StateDescriptor, job: str) -> RowPlan:
+    """Return how rows become changes of a state. column_of: returns a column by its name."""
     form = descriptor.format_for(job)
     is_packed = descriptor.kind is Kind.MAP and descriptor.field is None
     return RowPlan(
         state=descriptor.name,
         literals=form.literals,
         key_names=form.columns,
-        key_forms=tuple(_form(columns.column(name)) for name in form.columns),
+        key_forms=tuple(_form(column_of(name)) for name in form.columns),
         key_is_open=tuple(
-            index < len(form.columns) - 1 and _may_contain(columns.column(name), form.literals[index + 1])
+            index < len(form.columns) - 1 and _may_contain(column_of(name), form.literals[index + 1])
             for index, name in enumerate(form.columns)
         ),
         field_name=descriptor.field,
-        field_form="text" if descriptor.field is None else _form(columns.column(descriptor.field)),
+        field_form="text" if descriptor.field is None else _form(column_of(descriptor.field)),
         value_names=descriptor.value,
-        value_forms=tuple(_value_form(columns.column(name), descriptor) for name in descriptor.value),
+        value_forms=tuple(_value_form(column_of(name), descriptor) for name in descriptor.value),
         map_fields=descriptor.value if is_packed else (),
         expire_at_ms=None,
         keeps_last=True,

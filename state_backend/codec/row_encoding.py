@@ -162,7 +162,7 @@ def encode(
     """
     names = names_of(plans)
     for run in in_runs(_all_changes(plans, names, batches, digest, skipped or SkippedRows())):
-        yield _sorted_run(plans, run)
+        yield sorted_run(plans, run)
 
 
 def names_of(plans: Sequence[RowPlan]) -> pa.Array:
@@ -289,7 +289,8 @@ def order_in_numpy(positions: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.ui
     return words >> np.uint64(ROW_BITS), words.astype(np.uint16)
 
 
-def _sorted_run(plans: Sequence[RowPlan], run: pa.RecordBatch) -> pa.RecordBatch:
+def sorted_run(plans: Sequence[RowPlan], run: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a run in the order of a store; with one plan that keeps the last row of a key, only that one."""
     run = sorted_by_position(run)
     return _last_of_each(plans[0], run) if len(plans) == 1 and plans[0].keeps_last else run
 

@@ -1,0 +1,189 @@
+"""Which fresh values are shown: by run, batch and applied epoch, in layers that several processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_backend.fresh.values import FreshValues, folder_of
+from state_backend.model.errors import StoreFullError
+from state_backend.model.records import runs_of
+from tests.builders import put_value, value_state
+
+STATES = [value_state("v")]
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> Iterator[FreshValues]:
+    made = FreshValues(folder_of(tmp_path, "server"), "g", 1 << 20)
+    yield made
+    made.close()
+
+
+def put(values: FreshValues, run: str, batch: int, rows: dict[bytes, bytes], applied: int = -1) -> bool:
+    changes = [put_value("v", key, value) for key, value in rows.items()]
+    return values.put(run, batch, list(runs_of(changes, ["v"])), STATES, applied, 1_000 + batch)
+
+
+def shown(values: FreshValues, key: bytes, applied: int = -1) -> bytes | None:
+    """Return the value that a reader finds, as a view does: the layer with the newer batches answers first."""
+    with ExitStack() as stack:
+        layers = [stack.enter_context(each) for each in values.snapshots(0)]
+        for layer in sorted(layers, key=lambda each: -each.batch):
+            if layer.batch > applied and layer.has(key):
+                return layer.value(key)
+    return None
+
+
+def test_the_last_row_of_a_key_is_shown_until_its_epoch(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    put(values, "run", 0, {b"a": b"1", b"b": b"1"})
+    put(values, "run", 0, {b"a": b"2"})
+    assert (shown(values, b"a"), shown(values, b"b"), shown(values, b"c")) == (b"2", b"1", None)
+    assert values.facts(-1) == (2, 0, 1_000, False)
+    assert shown(values, b"a", applied=0) is None  # also before the layer is cleared
+    values.settle(0)
+    assert shown(values, b"a") is None
+    assert values.facts(0) == (0, None, None, False)
+
+
+def test_a_later_batch_is_shown_before_an_earlier_one_and_outlives_it(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    put(values, "run", 0, {b"a": b"1", b"b": b"1"})
+    put(values, "run", 1, {b"a": b"2"})
+    assert (shown(values, b"a"), shown(values, b"b")) == (b"2", b"1")
+    values.settle(0)
+    assert (shown(values, b"a"), shown(values, b"b")) == (b"2", None)
+
+
+def test_a_third_batch_joins_the_second_while_the_first_epoch_is_late(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    for batch in range(3):
+        put(values, "run", batch, {b"a": b"%d" % batch, b"of %d" % batch: b"x"})
+    put(values, "run", 1, {b"late": b"x"})
+    values.settle(0)
+    put(values, "run", 1, {b"later": b"x"}, applied=0)
+    assert (shown(values, b"a"), shown(values, b"of 0"), shown(values, b"of 1")) == (b"2", None, b"x")
+    assert shown(values, b"late") == shown(values, b"later") == b"x"
+    values.settle(2)
+    assert values.facts(2).keys == 0
+
+
+def test_a_run_that_opens_a_batch_voids_rows_of_other_runs(values: FreshValues) -> None:
+    values.open_batch("first", -1)
+    put(values, "first", 4, {b"a": b"1"})
+    values.open_batch("second", -1)
+    assert shown(values, b"a") is None
+    assert not put(values, "first", 4, {b"a": b"1"})
+    assert put(values, "second", 4, {b"b": b"2"})
+    assert (shown(values, b"a"), shown(values, b"b")) == (None, b"2")
+
+
+def test_rows_of_an_applied_batch_come_too_late(values: FreshValues) -> None:
+    values.open_batch("run", 4)
+    assert not put(values, "run", 4, {b"a": b"1"}, applied=4)
+    assert values.facts(4).keys == 0
+
+
+def test_a_batch_without_room_shows_nothing_and_the_next_one_does(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    put(values, "run", 0, {b"a": b"1"})
+    with pytest.raises(StoreFullError, match="batch 0"):
+        put(values, "run", 0, {b"large": bytes(1 << 20)})
+    assert shown(values, b"a") is None
+    assert values.facts(-1) == (0, None, None, True)
+    with pytest.raises(StoreFullError, match="batch 0"):
+        put(values, "run", 0, {b"a": b"1"})
+    assert put(values, "run", 1, {b"a": b"2"})
+    assert shown(values, b"a") == b"2"
+
+
+def test_dropped_rows_make_a_batch_incomplete_until_its_epoch(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    put(values, "run", 3, {b"a": b"1"})
+    values.set_incomplete("run", 3)
+    assert values.facts(2).is_incomplete
+    assert not values.facts(3).is_incomplete
+
+
+def test_readers_find_the_keys_that_rows_and_a_clear_changed(values: FreshValues) -> None:
+    values.open_batch("run", -1)
+    put(values, "run", 0, {b"a": b"1"})
+    with ExitStack() as stack:
+        (layer,) = [each for each in map(stack.enter_context, values.snapshots(0)) if each.batch == 0]
+        seen = layer.applied.epoch
+        put(values, "run", 0, {b"b": b"1"})
+        layer.renew(0)
+        assert layer.changed_since(seen) == [b"b"]
+        values.clear()
+        layer.renew(0)
+        assert sorted(layer.changed_since(seen + 1) or ()) == [b"a", b"b"]
+
+
+def test_another_server_begins_without_values_and_removes_the_folder(tmp_path: Path) -> None:
+    first = FreshValues(folder_of(tmp_path, "first"), "g", 1 << 20)
+    first.open_batch("run", -1)
+    put(first, "run", 0, {b"a": b"1"})
+    first.close()
+    again = FreshValues(folder_of(tmp_path, "first"), "g", 1 << 20)  # a process of the same server
+    assert shown(again, b"a") == b"1"
+    again.close()
+    second = FreshValues(folder_of(tmp_path, "second"), "g", 1 << 20)
+    assert shown(second, b"a") is None
+    second.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["fresh.second"]
+
+
+KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), st.integers(0, 2), st.dictionaries(KEYS, st.binary(min_size=1, max_size=2))),
+        st.tuples(st.just("commit"), st.none(), st.none()),
+        st.tuples(st.just("run"), st.none(), st.none()),
+        st.tuples(st.just("clear"), st.none(), st.none()),
+        st.tuples(st.just("settle"), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_reads_give_the_newest_row_of_the_run_else_the_committed_value(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, dict[bytes, bytes]]]
+) -> None:
+    """A commit makes the last rows of its batch the committed values, as Spark does. Batches may be ahead of commits."""
+    values = FreshValues(folder_of(tmp_path_factory.mktemp("store"), "server"), "g", 1 << 20)
+    applied, run, newest = -1, 0, 0
+    committed: dict[bytes, bytes] = {}
+    rows: dict[int, dict[bytes, bytes]] = {}  # of batches of this run that are not applied
+    values.open_batch("0", applied)
+    for step, ahead, sent in steps:
+        if step == "rows":
+            newest = max(newest, applied + 1, min(newest + ahead, applied + 4))
+            values.open_batch(str(run), applied)
+            assert put(values, str(run), newest, sent, applied)
+            rows.setdefault(newest, {}).update(sent)
+        elif step == "commit":
+            applied += 1
+            committed |= rows.pop(applied, {})
+        elif step == "run":
+            run, newest, rows = run + 1, applied + 1, {}
+            values.open_batch(str(run), applied)
+        elif step == "clear":
+            values.clear()
+            rows, run, newest = {}, run + 1, applied + 1
+        else:
+            values.settle(applied)
+        expected = dict(committed)
+        for batch in sorted(rows):
+            expected |= rows[batch]
+        for key in (b"a", b"b", b"c", b"d"):
+            found = shown(values, key, applied)
+            assert (committed.get(key) if found is None else found) == expected.get(key)
+    values.close()
