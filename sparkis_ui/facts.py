@@ -74,6 +74,9 @@ class Job:
     source_lag_age_ms: int | None = None
     record_delay_p50_ms: int | None = None
     record_delay_p99_ms: int | None = None
+    fresh_keys: int = 0
+    fresh_age_ms: int | None = None
+    is_fresh_incomplete: bool = False
 
     @property
     def condition(self) -> str:
@@ -127,6 +130,9 @@ def _job_of(row: Mapping[str, Any]) -> Job:
         source_lag_age_ms=integer(row.get("source_lag_age_ms")),
         record_delay_p50_ms=integer(row.get("record_delay_p50_ms")),
         record_delay_p99_ms=integer(row.get("record_delay_p99_ms")),
+        fresh_keys=integer(row.get("fresh_keys")) or 0,
+        fresh_age_ms=integer(row.get("fresh_age_ms")),
+        is_fresh_incomplete=bool(row.get("fresh_incomplete")),
     )
 
 

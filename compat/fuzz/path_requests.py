@@ -104,6 +104,7 @@ latency reset / lolwut / memory help / memory purge / module list / object help 
 pubsub channels PATTERN? / pubsub help / pubsub numpat / pubsub numsub KEY* / pubsub shardchannels PATTERN?
 pubsub shardnumsub KEY* / readonly / readwrite / role / script exists KEY* / slowlog help / slowlog len
 slowlog reset / spublish KEY KEY / state describe STATE / state follow keys? / state follow / state help
+state fresh open j r 1 0 x / state freshness committed / state freshness record
 state history j / state jobs / state lag / state list j / state locate KEY / state notify x / state publish x
 state reload / state shadow x / state topology / state at j 1 EPOCH CLOCK / set KEY KEY / nope KEY / incr KEY
 eval x 0 / get / hget M

@@ -190,6 +190,8 @@ ROWS: Mapping[str, Policy] = {
     "state|describe": _state(AnsweredBy.ONE_JOB),
     "state|expect": _state(is_internal=True, split=Split(Joined.ONE_OK)),
     "state|follow": _state(),
+    "state|fresh": _state(is_internal=True),
+    "state|freshness": _state(is_internal=True),
     "state|help": _state(),
     "state|history": Policy(role=Role.STATE_HISTORY, answered_by=AnsweredBy.STATES),
     "state|hold": _state(is_internal=True),

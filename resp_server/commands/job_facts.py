@@ -30,6 +30,7 @@ from resp_server.commands.fact_merges import (
 )
 from resp_server.protocol.replies import Reply
 from state_backend.model.clock import iso_text
+from state_backend.store.uncommitted import FreshFacts
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,16 @@ def _record_delay(name: str, percentile: str) -> Fact:
     return _lag(name, found, largest_known)
 
 
+def _fresh(name: str, of: Callable[[FreshFacts, int], Any], merged: Callable[[Sequence[Row], str], Any]) -> Fact:
+    """Return a fact about the values that are not committed yet."""
+
+    def found(visible: VisibleJob, now_ms: int) -> Any:
+        fresh = visible.job.fresh
+        return of(FreshFacts() if fresh is None else fresh.facts(visible.applied.epoch), now_ms)
+
+    return _lag(name, found, merged)
+
+
 def _time(clock_ms: int | None) -> str | None:
     return None if clock_ms is None else iso_text(clock_ms)
 
@@ -117,6 +128,14 @@ FACTS = (
     _source_lag("source_partition_lags", lambda lag, now_ms: [*lag["partitions"].values()], unknown=[]),
     _record_delay("record_delay_p50_ms", "p50_ms"),
     _record_delay("record_delay_p99_ms", "p99_ms"),
+    _fresh("fresh_keys", lambda fresh, now_ms: fresh.keys, total),
+    _fresh("fresh_batch", lambda fresh, now_ms: fresh.batch, largest_known),
+    _fresh(
+        "fresh_age_ms",
+        lambda fresh, now_ms: None if fresh.since_ms is None else max(0, now_ms - fresh.since_ms),
+        largest_known,
+    ),
+    _fresh("fresh_incomplete", lambda fresh, now_ms: int(fresh.is_incomplete), largest),
     _lag("held_back_epoch", lambda visible, now_ms: visible.job.held_back_epoch, of_held_back),
     _lag("held_back_since", lambda visible, now_ms: _time(visible.job.held_back_since_ms), of_held_back),
     _lag("as_of", lambda visible, now_ms: _time(visible.job.as_of_ms), of_newest),

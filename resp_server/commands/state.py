@@ -118,18 +118,13 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Locates a key: its slot, its job and state, and its server."""
     info = context.at(key).key_info(key)
-    job = None if info is None else _owning_job(context, key)
+    job = None if info is None else context.view.job_of(key)
     return {
         b"slot": slot_of(key),
         b"job": _text(job),
         b"state": None if info is None else info.state.encode(),
         b"where": b"this server",
     }
-
-
-def _owning_job(context: CommandContext, key: bytes) -> str | None:
-    snapshot = context.at(key)
-    return next((job.name for job, each in context.view.snapshots() if each is snapshot), None)
 
 
 @command(
@@ -168,7 +163,7 @@ def state_history(context: CommandContext, key: bytes, *options: bytes) -> Reply
         raise GenericError(f"no state makes keys like '{client_text(key)}'; STATE JOBS lists the key formats")
     if not job.log:
         raise GenericError(f"job '{job.name}' is served without its log, so it has no history here")
-    applied = context.at(key).applied
+    applied = context.view.committed.at(key).applied
     if applied.epoch < 0:
         return []
     request = HistoryRequest(job.log, job.name, job.generation, applied.epoch, key, count, context.session.protocol)

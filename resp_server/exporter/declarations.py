@@ -191,6 +191,19 @@ JOBS = (
         ("job_name",),
         of=SERVERS,
     ),
+    _gauge("job_fresh_keys", "Keys with a value that is not committed yet", "job_name"),
+    _gauge(
+        "job_fresh_age_seconds",
+        "How long ago the oldest batch that is not committed yet sent its first row; missing without one",
+        "job_name",
+        merge=Merge.LARGEST,
+    ),
+    _gauge(
+        "job_fresh_incomplete",
+        "1 if a batch that is not committed yet lacks rows: clients read committed values of their keys",
+        "job_name",
+        merge=Merge.LARGEST,
+    ),
     _gauge("job_held_back", "1 if state of a new checkpoint is held back", "job_name", merge=Merge.LARGEST),
     _gauge("job_failing", "1 if epochs cannot be applied; the log says why", "job_name", merge=Merge.LARGEST),
     _gauge(

@@ -60,6 +60,9 @@ JOB_METRICS: Mapping[str, Callable[[Row], float | None]] = {
     "job_apply_seconds_total": _number_of("apply_ns", 1 / NS_PER_S),
     "job_expired_keys_total": _number_of("expired_keys"),
     "source_lag_age_seconds": _number_of("source_lag_age_ms", 1 / MS_PER_S),
+    "job_fresh_keys": _number_of("fresh_keys"),
+    "job_fresh_age_seconds": _number_of("fresh_age_ms", 1 / MS_PER_S),
+    "job_fresh_incomplete": _number_of("fresh_incomplete"),
 }
 # Fields of INFO's section about an upstream, and their metrics.
 UPSTREAM_NUMBERS = {

@@ -10,6 +10,7 @@ cdef class InputInterceptor:
 
 cdef class SessionFields:
     cdef public bint can_use_fast_path, can_use_checked_fast_path, can_queue, can_be_forwarded, can_call
+    cdef public bint reads_committed
     cdef public int protocol
     cdef public object user, transaction, tracking_state, subscriptions, epoch_feed, active_ms, last_command
     cdef public list pushed  # pushes to the client while a command's function is called for it; None: none is called

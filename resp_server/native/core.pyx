@@ -153,6 +153,7 @@ cdef class Core:
         cdef Word* words
         cdef Request* request
         cdef int64_t view_ms = self.jobs.now
+        cdef bint reads_fresh = batch.reads_fresh
         self.jobs.now_ms = self.read_ms or view_ms
         while True:
             words = batch.words + batch.word_count
@@ -168,9 +169,12 @@ cdef class Core:
             request = &batch.requests[batch.request_count - 1]
             if rows[request.command].shape == READ_POINT:  # the next requests are read at its clock reading
                 integer(&batch.words[request.first_word + request.words - 1], &self.jobs.now_ms)
-            elif request.command == EXEC:
-                self.jobs.now_ms = view_ms
+            elif request.command == MULTI:  # a transaction reads committed epochs
+                batch.reads_fresh = False
+            elif request.command in (EXEC, DISCARD):
+                self.jobs.now_ms, batch.reads_fresh = view_ms, reads_fresh
             at += took
+        batch.reads_fresh = reads_fresh
         return at
 
     cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1:
@@ -542,6 +546,7 @@ cdef class Core:
         cdef Word* words
         cdef size_t count
         cdef bytes argument
+        batch.reads_fresh = False
         for request in queued:
             words, count = batch.words + batch.word_count, 0
             if not has_room(batch) or len(request) > REQUEST_WORDS_MAX:

@@ -114,6 +114,7 @@ cdef class FastPath:
                 return False
             if session.user is not self.last_user:
                 self.last_user, self.last_rules = session.user, self.rules_of(session.user)
+            self.core.batch.reads_fresh = not session.reads_committed
             return self.core.add_lookahead(data, size, self.last_rules)
         except Exception as error:
             self.server.report(error)
@@ -188,6 +189,7 @@ cdef class FastPath:
         self.was_tried = True
         started_ns = monotonic_ns()
         core.batch.out, core.batch.monotonic_ms, core.session = out, started_ns // 1_000_000, session
+        core.batch.reads_fresh = not session.reads_committed
         try:
             took = core.answer_all(data, size, session.protocol, rules)
         except Exception as error:

@@ -22,6 +22,9 @@ cdef class JobPages:
     cdef object missing_slots  # slots that the store lacks; None: none
     cdef tuple watch_point  # the lineage and the epoch of its store at the renewal `watch_renewal`
     cdef uint64_t watch_renewal
+    cdef int first_layer  # of a job that may have fresh values: the first of its two layers; NO_JOB: it has none
+    cdef int newest  # of a job: the layer that reads ask first; NO_JOB: none has values that are not settled
+    cdef int next  # of a layer: the layer or job that reads ask for keys that it does not have
 
 @cython.final  # calls of its own methods need no table
 cdef class Jobs:
@@ -29,7 +32,7 @@ cdef class Jobs:
     cdef uint64_t routes_version, renewal
     cdef object now  # the view's clock reading in milliseconds
     cdef int64_t now_ms  # the same, or after STATE AT the clock reading of a transaction
-    cdef list pages  # the `JobPages` of each job
+    cdef list pages  # the `JobPages` of each job, then those of layers of fresh values, a newer one after an older one
     cdef dict job_by_prefix
     cdef int only_job  # NO_JOB: there are several, or none
     cdef int last_job  # the job of the last key
@@ -42,5 +45,6 @@ cdef class Jobs:
     cdef int job_at(self, const Word* key) except -3
     cdef bint is_named(self, int index, const Word* key) noexcept
     cdef bint refresh_job(self, int index) except -1
+    cdef bint refresh_layers(self, JobPages job, int index) except -1
     cdef bint is_listed(self)
     cdef tuple watch_point_of(self, JobPages job)

@@ -17,6 +17,7 @@ cdef class JobPages:
         self.name = name
         self.prefix = name.encode()
         self.renewal = self.watch_renewal = 0
+        self.first_layer = self.newest = self.next = NO_JOB
 
 
 cdef class Jobs:
@@ -42,6 +43,10 @@ cdef class Jobs:
             self.view, self.routes_version = view, routes_version
             self.pages = [JobPages(name) for name in view.job_names()]
             self.job_by_prefix = {(<JobPages>each).prefix: i for i, each in enumerate(self.pages)}
+            for job in list(self.pages):
+                if view.has_fresh((<JobPages>job).name):
+                    (<JobPages>job).first_layer = <int>len(self.pages)
+                    self.pages += [JobPages((<JobPages>job).name), JobPages((<JobPages>job).name)]
             self.only_job, self.last_job = 0 if view.has_single_job else NO_JOB, 0
             self.owned_slots_object, self.owned_slots = view.served_slots, NULL
             if self.owned_slots_object is not None:
@@ -99,8 +104,23 @@ cdef class Jobs:
         job.missing_slots = self.view.slots_missing(job.name)
         if job.is_readable:
             job.now_ms = snapshot.clock_at(self.now_ms)
+            if job.first_layer != NO_JOB:
+                job.is_readable = self.refresh_layers(job, index)
         job.renewal = self.renewal
         return job.is_readable
+
+    cdef bint refresh_layers(self, JobPages job, int index) except -1:
+        """Find the layers that reads of a job ask first; False if their pages cannot be read."""
+        cdef JobPages layer
+        cdef int at = job.first_layer
+        job.newest = NO_JOB
+        for snapshot in reversed(self.view.fresh_snapshots(job.name)):
+            layer = <JobPages>self.pages[at]
+            layer.pages, layer.next = snapshot.pages, index if job.newest == NO_JOB else job.newest
+            if layer.pages is None:
+                return False
+            job.newest, at = at, at + 1
+        return True
 
     cdef bint is_listed(self):
         """Return whether all jobs are there, so that their keys can be listed."""

@@ -41,7 +41,7 @@ cdef class LookupBatch:
     cdef Request requests[REQUESTS_MAX]
     cdef Lookup lookups[LOOKUPS_MAX]
     cdef Lookup* job_lookups[LOOKUPS_MAX]
-    cdef int job_of[LOOKUPS_MAX]  # -1: no job
+    cdef int job_of[LOOKUPS_MAX]  # or a layer of its fresh values; -1: no job
     cdef int64_t clock_of[LOOKUPS_MAX]  # the clock reading of its job, for expiry
     cdef size_t word_count, request_count, lookup_count
     cdef int64_t monotonic_ms
@@ -49,6 +49,7 @@ cdef class LookupBatch:
     cdef size_t limit  # of the output
     cdef Output scratch  # of a request's members, while they are sorted
     cdef bint is_resp3
+    cdef bint reads_fresh  # the requests that are cut read values that are not committed yet
     cdef Counts counts  # since the last call of `FastPath.collect`
     cdef uint64_t random  # of RANDOM
     cdef int clear(self) noexcept

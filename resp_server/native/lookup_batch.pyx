@@ -5,9 +5,9 @@ from cpython.time cimport monotonic_ns
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from resp_server.native.jobs cimport UNDECIDED, JobPages, Jobs
+from resp_server.native.jobs cimport NO_JOB, UNDECIDED, JobPages, Jobs
 from resp_server.native.records cimport LIVE, Record, name_member
-from resp_server.native.rows cimport LARGE_FORMS, MEMBERS, RANKS_OF, REVERSED_RANKS_OF, rows
+from resp_server.native.rows cimport LARGE_FORMS, MEMBERS, RANKS_OF, REVERSED_RANKS_OF, WATCHED, rows
 from resp_server.native.trees cimport rank_in_tree
 from resp_server.native.wire cimport Word
 from state_backend.native.little_endian cimport f64, u64
@@ -58,6 +58,8 @@ cdef class LookupBatch:
                 missing_slots = (<JobPages>self.jobs.pages[job]).missing_slots
                 if missing_slots is not None and slot in missing_slots:
                     return False
+                if (<JobPages>self.jobs.pages[job]).newest != NO_JOB and self.reads_fresh and rows[request.command].shape != WATCHED:
+                    self.job_of[self.lookup_count + i] = (<JobPages>self.jobs.pages[job]).newest
         self.lookup_count += request.keys
         return True
 
@@ -74,9 +76,9 @@ cdef class LookupBatch:
 
 cdef int find_in_jobs(LookupBatch batch, size_t first, size_t end, bint is_of_members) except -1:
     cdef size_t i, count, done = 0
-    cdef int job
+    cdef int job, next_job
     cdef Pages pages
-    for job in range(<int>len(batch.jobs.pages)):
+    for job in range(<int>len(batch.jobs.pages) - 1, -1, -1):  # layers of fresh values before their jobs
         if done == end - first:
             break
         count = 0
@@ -88,6 +90,12 @@ cdef int find_in_jobs(LookupBatch batch, size_t first, size_t end, bint is_of_me
             pages = (<JobPages>batch.jobs.pages[job]).pages
             pages.moment_ms = batch.monotonic_ms
             pages.find(&pages.fields if is_of_members else &pages.keys, batch.job_lookups, count)
+            next_job = (<JobPages>batch.jobs.pages[job]).next
+            if next_job != NO_JOB and not is_of_members:
+                for i in range(first, end):
+                    if batch.job_of[i] == job and batch.lookups[i].outcome == MISSING:
+                        batch.job_of[i] = next_job
+                        count -= 1
         done += count
     return 0
 

@@ -87,6 +87,8 @@ class ServerContext:
     workers: OtherWorkers | None = None  # None: this is the only process that serves the port
     proxy: ProxyContext = field(default_factory=ProxyContext)
     reply_cache: ReplyCache = field(default_factory=ReplyCache)
+    # What writes values that are not committed yet (`state_backend.fresh.writer.FreshWriter`), by job.
+    fresh_writers: dict[str, Any] = field(default_factory=dict)
     # Incremented whenever the next reply may be from another epoch or topology than the last one.
     change_counter: int = 0
 
@@ -156,7 +158,7 @@ class ServerContext:
         return view
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
-        view = self.view_of(self.keyspace, now_ms, self._on_changed_keys)
+        view = self.view_of(self.keyspace, now_ms, self._on_changed_keys).show_fresh()
         view.on_expiry = self._on_expiry
         return view
 
@@ -189,6 +191,11 @@ class ServerContext:
         self.renew()
         for _ in self.view.snapshots():
             pass
+
+    def release_fresh_epochs(self) -> None:
+        """Move to the newest fresh values, if there are any: LMDB does not reuse the pages of older ones."""
+        if any(job.fresh is not None for job in self.keyspace.jobs.values()):
+            self.renew_all()
 
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return the encoded pending pushes of a following connection."""
@@ -257,10 +264,16 @@ class ServerContext:
         pushes = self.tracking.take(tracking_state, PUSH, is_within=is_within)
         return pushes if session.protocol > RESP2 else b""
 
-    def pin(self) -> KeyspaceView:
-        """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""
+    def pin(self, *, shows_fresh: bool = False) -> KeyspaceView:
+        """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed.
+
+        Args:
+            shows_fresh: Its reads take values that are not committed yet.
+        """
         keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
         view = self.view_of(keyspace, self.view.now_ms)
+        if shows_fresh:
+            view.show_fresh()
         for _ in view.snapshots():
             # A job's snapshot is opened at its first use. A later first use would be at another epoch.
             pass
@@ -403,7 +416,9 @@ class CommandContext:
     @property
     def view(self) -> KeyspaceView:
         """The selected database: all jobs are in database 0."""
-        return self.server.view if self.session.db == 0 else self.server.empty_view
+        if self.session.db != 0:
+            return self.server.empty_view
+        return self.server.view.committed if self.session.reads_committed else self.server.view
 
     @property
     def user(self) -> Account:
@@ -469,7 +484,9 @@ class CommandContext:
 
     def pin(self) -> KeyspaceView:
         """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""
-        return self.server.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
+        if self.session.db != 0:
+            return Keyspace().view(self.now_ms)
+        return self.server.pin(shows_fresh=not self.session.reads_committed)
 
     def unpin(self, view: KeyspaceView) -> None:
         """Close a view that `pin` returned."""

@@ -33,8 +33,8 @@ NO_DIGEST = "?"
 
 
 def watched_version_of(run_id: str, view: KeyspaceView, key: bytes) -> WatchedVersion:
-    """Return a key's mark; StoreError if the key cannot be read here."""
-    snapshot = view.at(key)
+    """Return a key's mark, of its committed value; StoreError if the key cannot be read here."""
+    snapshot = view.committed.at(key)
     digest, covers_value = _digest_of(snapshot, key)
     return WatchedVersion(lineage_of(run_id, view.store_of(key)), snapshot.applied.epoch, digest, covers_value)
 

@@ -478,6 +478,8 @@ async def _make_server(
     keyspace = Keyspace()
     server = Server(keyspace, config, pipeline_of_stores, has_peer_processes=has_peer_processes)
     load_users(server.users)
+    if has_peer_processes:  # a proxy that reads the stores, and not the fresh values beside them
+        keyspace.on_fresh = lambda job: _report({"event": "forget", "job": job})
     return LocalJobCatalog(keyspace), server
 
 

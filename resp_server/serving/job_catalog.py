@@ -103,7 +103,9 @@ class LocalJobCatalog(JobCatalog):
             self.refuse(job, fields["error"])
         served = self._keyspace.jobs.get(job)
         if served is not None:
-            self._keyspace.jobs[job] = replace(served, **fields)
+            updated = self._keyspace.jobs[job] = replace(served, **fields)
+            if updated.fresh is not None:
+                updated.fresh.clear() if updated.is_stale else updated.fresh.settle(updated.store.applied.epoch)
             self._keyspace.on_epoch(job)
 
     def hide(self, job: str) -> None:

@@ -388,6 +388,7 @@ class Server(Clients, ConnectionHost):
         self.context.keep_epochs(now_ms, is_followed=self._epochs.is_followed)
         self.context.observation.pause.remaining_ms()
         self.context.observation.monitors.announce()
+        self.context.release_fresh_epochs()
         config = self.context.config
         idle_ms_max, limits = config.timeout * 1000, config.request_limits
         for connection in list(self._connections.values()):

@@ -44,6 +44,7 @@ if TYPE_CHECKING or native.client_fields is None:
             "output_bytes",
             "protocol",
             "pushed",
+            "reads_committed",
             "subscriptions",
             "tracking_state",
             "transaction",
@@ -71,6 +72,7 @@ class Session(SessionFields):
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
             one.
         is_paused: CLIENT PAUSE stopped the client.
+        reads_committed: Reads take committed values only (STATE FRESHNESS).
         calls: The answered requests, counted with their batch.
         input_bytes: The bytes that the connection has received.
         output_bytes: The bytes that were sent, or will be.
@@ -137,6 +139,7 @@ class Session(SessionFields):
         self.db = 0
         self.name = b""
         self.is_readonly = False
+        self.reads_committed = False
         self.epoch_feed: EpochFeed | None = None
         # CLIENT REPLY SKIP suppresses RESET's reply, too.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
@@ -152,7 +155,7 @@ class Session(SessionFields):
             and self.user.is_open
             and self.protocol == RESP2
             and self.epoch_feed is None
-            and not (self.name or self.is_readonly or self.watched)
+            and not (self.name or self.is_readonly or self.reads_committed or self.watched)
             and self.read_point is None
         )
 

@@ -146,6 +146,8 @@ def _remark(job: Job) -> str:
         return f"epoch {job.held_back_epoch} of a new generation is held back"
     if job.skipped_rows:
         return f"{job.skipped_rows:,} rows are left out"
+    if job.fresh_keys:
+        return f"{job.fresh_keys:,} values before their commit{' (incomplete)' * job.is_fresh_incomplete}"
     return f"as of {job.as_of}" if job.as_of else ""
 
 

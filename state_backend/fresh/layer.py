@@ -40,8 +40,7 @@ class LayerSnapshot(LmdbSnapshot, FreshSnapshot):
     def notes(self) -> Mapping[str, Any]:
         """What is known of the layer; empty at first."""
         if self._notes is None or self._notes_version != self.version:
-            stored = self._txn.get(FRESH, db=self._tables.meta)
-            self._notes = {} if stored is None else json.loads(checked(stored))
+            self._notes = _notes_in(self._txn.get(FRESH, db=self._tables.meta))
             self._notes_version = self.version
         return self._notes
 
@@ -68,8 +67,12 @@ class Layer(LmdbStore):
 
     def notes(self) -> Mapping[str, Any]:
         """Return what is known of the layer."""
-        with closing(self.snapshot(0)) as snapshot:
-            return snapshot.notes
+        with self.begin() as txn:
+            return _notes_in(txn.get(FRESH, db=self.tables.meta))
+
+    def file_bytes(self) -> int:
+        """Return the size of the file: with free pages, and with those that it has grown by since."""
+        return (int(self._env.info()["last_pgno"]) + 1) * self._page_bytes
 
     def put(
         self, runs: Sequence[pa.RecordBatch], states: Sequence[StateDescriptor], notes: Mapping[str, Any], now_ms: int
@@ -107,6 +110,10 @@ class Layer(LmdbStore):
             txn.put(b"applied", meta.to_bytes(), db=self.tables.meta)
             txn.put(changed_name(epoch), with_checksum(packed) if packed else packed, db=self.tables.meta)
             self._write_notes(txn, notes)
+
+
+def _notes_in(stored: bytes | None) -> Mapping[str, Any]:
+    return {} if stored is None else json.loads(checked(stored))
 
 
 def _scanned(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[Sequence[bytes]]:

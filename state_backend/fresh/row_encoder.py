@@ -1,7 +1,7 @@
 """The rows of a query as change records of its job's states, by the names of the columns.
 
-    frame     rows, one after another
-    row       size u32, little endian | an UnsafeRow of Spark (see `checkpoint.unsafe_rows`)
+frame     rows, one after another
+row       size u32, little endian | an UnsafeRow of Spark (see `checkpoint.unsafe_rows`)
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def _check_column(job: str, state: StateDescriptor, name: str, columns: dict[str
         raise DescriptorError(f"{named} needs the column {name!r}; the query's rows have {', '.join(columns)}")
     kind, expected = type_name(columns[name].kind), state.columns.get(name)
     if expected not in (None, kind):
-        raise DescriptorError(f"{named}: the column {name!r} is {expected} in the state, and {kind} in the query's rows")
+        raise DescriptorError(
+            f"{named}: the column {name!r} is {expected} in the state, and {kind} in the query's rows"
+        )
 
 
 def _rows_in(frame: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -32,7 +32,7 @@ LOCK = "lock"
 
 
 def folder_of(store: Path, server: str) -> Path:
-    """Return the folder of fresh values beside a store. A server that starts has another name: it begins without any."""
+    """Return the folder of fresh values in a store's. A server that starts has a new name, and begins without any."""
     return store / f"{FOLDER}{server}"
 
 
@@ -51,7 +51,7 @@ class FreshValues:
         _make(folder, generation)
         self.folder, self._bytes_max = folder, bytes_max
         self._layers = (Layer(folder / "0", generation), Layer(folder / "1", generation))
-        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = open(folder / LOCK, "ab")  # closed with the last reference  # noqa: SIM115
 
     def snapshots(self, now_ms: int) -> Sequence[LayerSnapshot]:
         """Open a view of each layer."""
@@ -93,7 +93,7 @@ class FreshValues:
                 "since_ms": before.get("since_ms", now_ms),
             }
             self._layers[index].put(runs, states, notes[index], now_ms)
-            if sum(layer.used_bytes()[0] for layer in self._layers) > self._bytes_max:
+            if self._is_full():
                 self._clear(notes, {"run": run, "full": batch, "incomplete": batch})
                 raise self._full(batch)
             return True
@@ -132,7 +132,7 @@ class FreshValues:
         """Close the layers; snapshots must be closed before."""
         for layer in self._layers:
             layer.close()
-        os.close(self._lock)
+        self._lock.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -161,6 +161,12 @@ class FreshValues:
         elif notes[index] != others:
             self._layers[index].note(others)
         notes[index] = dict(others)
+
+    def _is_full(self) -> bool:
+        """Return whether the values take too many bytes; free pages of the files, which cost less to count, do not."""
+        if sum(layer.file_bytes() for layer in self._layers) <= self._bytes_max:
+            return False
+        return sum(layer.used_bytes()[0] for layer in self._layers) > self._bytes_max
 
     def _full(self, batch: int) -> StoreFullError:
         return StoreFullError(

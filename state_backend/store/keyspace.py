@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from random import choices
 from typing import Any, Self
@@ -22,6 +22,7 @@ from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import hash_position, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
+from state_backend.store.uncommitted import FreshSnapshot, FreshTable
 
 # Called with the keys whose cached values are no longer valid; None: all keys.
 OnChange = Callable[[Sequence[bytes] | None], None]
@@ -58,6 +59,7 @@ class Job:
         source_lag: How far the visible epoch is behind the query's sources (see `log.source_lag`); None: unknown.
         record_delays: The times from records until this server's clients could read them (see `apply.record_delays`);
             None: unknown.
+        fresh: The values that are not committed yet; None: no query has sent any.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Job:
     state_bytes: Mapping[str, int] | None = None
     source_lag: Mapping[str, Any] | None = None
     record_delays: Mapping[str, Any] | None = None
+    fresh: FreshTable | None = None
 
     def lag_epochs(self, applied: AppliedEpoch) -> int:
         """Return how many committed epochs are not visible yet."""
@@ -121,6 +124,8 @@ class Keyspace:
     version: int = 0
     # Called with the name of a job that may have a newer epoch, or another status.
     on_epoch: Callable[[str], None] = lambda job: None
+    # Called with the name of a job that has fresh values from now on.
+    on_fresh: Callable[[str], None] = lambda job: None
 
     def put(self, job: Job) -> None:
         """Add a job, or replace its old generation; DescriptorError if its keys could be another job's."""
@@ -146,6 +151,12 @@ class Keyspace:
         if name not in self.jobs and self.unreadable.get(name, "") != reason:
             self.unreadable[name] = reason
             self.version += 1
+
+    def show_fresh(self, name: str, fresh: FreshTable) -> None:
+        """Show the fresh values of a job from now on."""
+        self.jobs[name] = replace(self.jobs[name], fresh=fresh)
+        self.version += 1
+        self.on_fresh(name)
 
     def suspect_stores(self) -> None:
         """Ask the appliers to verify all stores: a reader found damage in one of them."""
@@ -186,12 +197,17 @@ class KeyspaceView:
     epoch, `on_change` is called with the keys whose cached values are no longer valid. Expired keys read as missing
     even before they are announced, so `on_expiry` may be called later.
 
+    If the view shows fresh values, a read of a key takes its newest one (see `state_backend.fresh`). All that counts or
+    lists keys, and a view of `committed`, reads committed epochs only.
+
     A job's store may own only some slots, and other ones in each version of a snapshot. A read of a key in a slot that
     is not owned raises SlotLoadingError, because "the key does not exist" would be a wrong reply.
     """
 
     # The slots that are served here.
     _slots: SlotSet = ALL
+    # Whether reads of a key take values that are not committed yet.
+    _shows_fresh = False
     # The jobs that are listed, counted and scanned; None: all.
     _listed: Collection[str] | None = None
 
@@ -212,10 +228,17 @@ class KeyspaceView:
         self._stores: dict[str, Store] = {}
         self._held: dict[str, SnapshotAt] = {}  # jobs that stay at one epoch: what makes their snapshots
         self._moved: set[str] = set()  # jobs that go to their held epoch, or leave it, at the next `renew`
-        self._fresh: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
+        self._renewed: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
+        # Of each job with fresh values: its table, views of it, and the epochs of these at the last report.
+        self._tables: dict[str, FreshTable] = {}
+        self._layers: dict[str, Sequence[FreshSnapshot]] = {}
+        self._layer_epochs: dict[str, list[int]] = {}
+        self._shown: dict[
+            str, tuple[FreshSnapshot, ...]
+        ] = {}  # those with values that are not settled, the newest first
         self._version = -1
         self._single_job: str | None = None  # the only job, if there is only one
-        self._single_snapshot: Snapshot | None = None  # its snapshot, if it is fresh and owns all served slots
+        self._single_snapshot: Snapshot | None = None  # its snapshot, if no read needs more than it
         self._formats: re.Pattern[bytes] | None = None
         self._format_jobs: list[str] = []
         self.now_ms = now_ms
@@ -226,7 +249,7 @@ class KeyspaceView:
         """Move to the newest epochs and a new clock reading."""
         self.now_ms = now_ms
         self.renewals += 1
-        self._fresh.clear()
+        self._renewed.clear()
         self._single_snapshot = None
         if self._moved:
             self._move()
@@ -257,13 +280,28 @@ class KeyspaceView:
         self._missing.pop(name, None)
         del self._stores[name]
 
+    def show_fresh(self) -> Self:
+        """Read values that are not committed yet, too; returns this view. To be called before the first read."""
+        self._shows_fresh = True
+        self._route_layers()
+        return self
+
+    @property
+    def committed(self) -> Self:
+        """A view of the same epochs without fresh values. It is valid until this view is renewed."""
+        if not self._tables:
+            return self
+        view = copy(self)
+        view._shows_fresh = False
+        return view
+
     def pin_to(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Read from these snapshots, by job. Closing the view closes them. A pinned view must not be renewed."""
         for name, snapshot in snapshots.items():
             self._snapshots[name] = snapshot
             self._stores[name] = self._jobs[name].store
             self._find_missing(name, snapshot)
-            self._fresh.add(name)
+            self._renewed.add(name)
 
     def close(self) -> None:
         """Close every snapshot."""
@@ -271,6 +309,8 @@ class KeyspaceView:
             snapshot.close()
         self._snapshots.clear()
         self._stores.clear()
+        for name in list(self._tables):
+            self._close_layers(name)
 
     def _route(self) -> None:
         """Read the keyspace's jobs, close snapshots of removed jobs and generations, and compile the key formats."""
@@ -279,6 +319,8 @@ class KeyspaceView:
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._close_snapshot(name)
             self._held.pop(name, None)
+        if self._shows_fresh:
+            self._route_layers()
         self._version = self._keyspace.version
         self._unreadable = dict(self._keyspace.unreadable)
         self._single_job = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
@@ -287,6 +329,20 @@ class KeyspaceView:
         self._format_jobs = [name for _, name in own]
         if self._on_change is not None:
             self._on_change(None)
+
+    def _route_layers(self) -> None:
+        """Read which jobs have fresh values, and close the views of others."""
+        tables = {name: job.fresh for name, job in self._jobs.items() if job.fresh is not None}
+        for name in [name for name, table in self._tables.items() if tables.get(name) is not table]:
+            self._close_layers(name)
+        self._tables = tables
+
+    def _close_layers(self, name: str) -> None:
+        del self._tables[name]
+        self._shown.pop(name, None)
+        self._layer_epochs.pop(name, None)
+        for layer in self._layers.pop(name, ()):
+            layer.close()
 
     # -- for the compiled core -----------------------------------------------------------------------------------------
 
@@ -304,6 +360,14 @@ class KeyspaceView:
     def has_single_job(self) -> bool:
         """Return whether there is a single job, to which every key belongs."""
         return self._single_job is not None
+
+    def has_fresh(self, name: str) -> bool:
+        """Return whether a job may have fresh values. It changes with `routes_version` only."""
+        return name in self._tables
+
+    def fresh_snapshots(self, name: str) -> tuple[FreshSnapshot, ...]:
+        """Return the views of a job's fresh values, the newest first, that belong to the job's current snapshot."""
+        return self._shown.get(name, ())
 
     # -- jobs and their snapshots --------------------------------------------------------------------------------------
 
@@ -338,8 +402,10 @@ class KeyspaceView:
 
     def snapshot_of(self, name: str) -> Snapshot:
         """Return the current snapshot of a job; KeyError for an unknown one."""
-        if name in self._fresh:
+        if name in self._renewed:
             return self._snapshots[name]
+        if name in self._tables:
+            self._renew_layers(name)  # before the snapshot: what an epoch has settled by then is in the snapshot
         snapshot = self._snapshots.get(name)
         if snapshot is None or name in self._held:
             if snapshot is not None:
@@ -355,9 +421,28 @@ class KeyspaceView:
             if self._on_change is not None:
                 self._report(self._on_change, name, snapshot)
             self._versions[name] = snapshot.version
-        self._fresh.add(name)
-        self._single_snapshot = snapshot if name == self._single_job and name not in self._missing else None
+        if name in self._tables:
+            layers = [layer for layer in self._layers[name] if layer.batch > snapshot.applied.epoch]
+            self._shown[name] = tuple(sorted(layers, key=lambda layer: -layer.batch))
+        self._renewed.add(name)
+        is_single = name == self._single_job and name not in self._missing and not self._shown.get(name)
+        self._single_snapshot = snapshot if is_single else None
         return snapshot
+
+    def _renew_layers(self, name: str) -> None:
+        """Open or renew the views of a job's fresh values, and report the keys that have changed in them."""
+        layers = self._layers.get(name)
+        if layers is None:
+            layers = self._layers[name] = self._tables[name].snapshots(self.now_ms)
+            self._layer_epochs[name] = [layer.applied.epoch for layer in layers]
+            return
+        epochs = self._layer_epochs[name]
+        for index, layer in enumerate(layers):
+            layer.renew(self.now_ms)
+            if layer.applied.epoch != epochs[index]:
+                if self._on_change is not None:
+                    self._on_change(layer.changed_since(epochs[index]))
+                epochs[index] = layer.applied.epoch
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
         """Find the served slots that a snapshot does not own. Called once per version, not for each key."""
@@ -404,6 +489,8 @@ class KeyspaceView:
         snapshot = self.snapshot_of(name)
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, retry in a moment")
+        if self._shows_fresh:
+            return next((layer for layer in self._shown.get(name, ()) if layer.has(key)), snapshot)
         return snapshot
 
     def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:

@@ -1,4 +1,4 @@
-"""The interface of values that are not committed yet, as a view of a keyspace reads them (see `state_backend.fresh`)."""
+"""Values that are not committed yet, as a view of a keyspace reads them (see `state_backend.fresh`)."""
 
 from __future__ import annotations
 

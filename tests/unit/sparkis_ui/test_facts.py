@@ -52,6 +52,12 @@ def test_an_unknown_source_lag_is_not_zero() -> None:
     assert job().record_delay_p50_ms is job(record_delay_p99_ms=None).record_delay_p99_ms is None
 
 
+def test_values_before_their_commit_are_a_fact_of_the_job() -> None:
+    fresh = job(fresh_keys=3, fresh_age_ms=70, fresh_incomplete=1)
+    assert (fresh.fresh_keys, fresh.fresh_age_ms, fresh.is_fresh_incomplete) == (3, 70, True)
+    assert (job().fresh_keys, job().fresh_age_ms, job().is_fresh_incomplete) == (0, None, False)
+
+
 def test_an_older_server_leaves_facts_out() -> None:
     (made,) = facts.jobs_of([{b"name": b"j", b"a new field": 1}])
     assert (made.keys, made.age_ms, made.store_bytes, made.states) == (0, None, None, ())

@@ -1,0 +1,300 @@
+"""Values that are not committed yet, at a server: each path reads them, none lists them, their epoch settles them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from compat.conformance.servers import Running, sparkis_server
+from compat.waiting import eventually
+from state_backend.codec import packed_map
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from tests.server.nodes import PublishedNodes
+from tests.unsafe_rows import unsafe_row
+
+TYPES = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}
+COLUMNS = {"sensor": "string", "n": "long", "temp": "double"}
+SCHEMA = json.dumps(
+    {
+        "type": "struct",
+        "fields": [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in COLUMNS.items()],
+    }
+)
+STATES = [StateDescriptor("max", key="sensor", value="temp"), StateDescriptor("all", key="sensor", value=("n", "temp"))]
+PATHS = [pytest.param(False, marks=pytest.mark.compiled, id="core"), pytest.param(True, id="pure")]
+
+
+def frame(*rows: tuple[str, int, float]) -> bytes:
+    """Return rows as the query's writer sends them."""
+    kind = pa.struct([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
+    encoded = [unsafe_row(row, kind) for row in rows]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+
+
+def committed(sensor: str, n: int, temp: float) -> list[Change]:
+    """Return the changes of a row that an attachment writes at the end of its batch."""
+    number, text = b"%d" % n, b"%g" % temp
+    value = packed_map.pack([(b"n", number), (b"temp", text)])
+    return [
+        Change("max", Op.PUT, f"job:max:{sensor}".encode(), value=text),
+        Change("all", Op.PUT, f"job:all:{sensor}".encode(), value=value),
+    ]
+
+
+class Query:
+    """A query's writer and its attachment: rows to a server, epochs into the log."""
+
+    def __init__(self, server: Running, log: LogWriter, stack: ExitStack) -> None:
+        self._log = log
+        self.connection = stack.enter_context(server.connect())
+        self.run = "first run"
+
+    def fresh(self, *words: Any) -> Any:
+        """Send a STATE FRESH; return its reply, as text for an error."""
+        reply = self.connection.call("STATE", "FRESH", *words)
+        return reply.value.decode() if reply.is_error else reply.plain
+
+    def open(self, batch: int, partition: int = 0, schema: str = SCHEMA) -> Any:
+        return self.fresh("OPEN", "job", self.run, batch, partition, schema)
+
+    def rows(self, batch: int, *rows: tuple[str, int, float], partition: int = 0) -> Any:
+        return self.fresh("ROWS", "job", self.run, batch, partition, frame(*rows))
+
+    def commit(self, *rows: tuple[str, int, float]) -> int:
+        """Commit an epoch, and wait until the server has it."""
+        epoch = self._log.publish([change for row in rows for change in committed(*row)])
+        eventually(lambda: self.facts("job")["applied"], lambda applied: applied == epoch, "the epoch")
+        return epoch
+
+    def facts(self, job: str) -> Mapping[str, Any]:
+        """Return a job's facts of STATE LAG."""
+        for row in self.connection.call("STATE", "LAG").plain:
+            found = dict(zip(map(bytes.decode, row[::2]), row[1::2], strict=True))
+            if found["job"] == job.encode():
+                return found
+        return {}
+
+
+class World:
+    """A server with a query, and a client."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *options: str, is_pure: bool) -> None:
+        log = stack.enter_context(LogWriter(folder / "log", "job", STATES))
+        log.publish([change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)])
+        self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, is_pure=is_pure))
+        self.query = Query(self.server, log, stack)
+        self.client = stack.enter_context(self.server.connect())
+        eventually(lambda: self.query.facts("job").get("stale") == 0, awaited="a heartbeat")
+
+    def call(self, *words: bytes | str | int) -> Any:
+        return self.client.call(*words).plain
+
+
+@pytest.fixture(params=PATHS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path, stack, is_pure=request.param)
+
+
+def test_reads_of_a_key_give_the_newest_row(world: World) -> None:
+    assert world.query.open(1) == b"OK"
+    assert world.query.rows(1, ("a", 7, 70.5), ("new", 8, 80.5), ("a", 9, 90.25)) == b"OK"
+    assert world.call("GET", "job:max:a") == b"90.25"
+    assert world.call("GET", "job:max:b") == b"2.5"
+    assert world.call("MGET", "job:max:a", "job:max:b", "job:max:new", "job:max:none") == [
+        b"90.25",
+        b"2.5",
+        b"80.5",
+        None,
+    ]
+    assert world.call("HGETALL", "job:all:a") == [b"n", b"9", b"temp", b"90.25"]
+    assert world.call("HGET", "job:all:new", "n") == b"8"
+    assert world.call("HMGET", "job:all:b", "n", "temp") == [b"2", b"2.5"]
+    assert world.call("HLEN", "job:all:new") == 2
+    assert world.call("STRLEN", "job:max:a") == 5
+    assert world.call("EXISTS", "job:max:new", "job:max:a", "job:max:none") == 2
+    assert world.call("TYPE", "job:all:new") == b"hash"
+    assert world.call("TTL", "job:max:new") == -1
+    assert world.call("TTL", "job:max:none") == -2
+    assert world.call("GETRANGE", "job:max:a", 0, 1) == b"90"
+    assert world.call("GET", "job:all:new").startswith(b"WRONGTYPE")
+    assert world.call("OBJECT", "ENCODING", "job:max:new") is not None
+    assert world.call("STATE", "LOCATE", "job:max:new")[5] == b"max"
+
+
+def test_lists_and_counts_of_keys_have_committed_ones_only(world: World) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("new", 8, 80.5))
+    assert world.call("GET", "job:max:new") == b"80.5"
+    keys = {b"job:max:a", b"job:max:b", b"job:all:a", b"job:all:b"}
+    assert world.call("DBSIZE") == 4
+    assert set(world.call("KEYS", "*")) == keys
+    assert set(world.call("SCAN", 0, "COUNT", 100)[1]) == keys
+    assert world.call("RANDOMKEY") in keys
+    world.query.commit(("new", 8, 80.5))
+    assert world.call("DBSIZE") == 6
+
+
+def test_transactions_and_watch_read_committed_values(world: World) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5))
+    one_buffer = world.client.call_each("MULTI", "GET job:max:a", "EXEC", "GET job:max:a")
+    assert one_buffer == [b"OK", b"QUEUED", [b"1.5"], b"70.5"]
+    assert world.call("WATCH", "job:max:a") == b"OK"
+    world.query.rows(1, ("a", 8, 80.5))
+    assert world.call("MULTI") == b"OK"
+    assert world.call("GET", "job:max:a") == b"QUEUED"
+    assert world.call("EXEC") == [b"1.5"]
+    assert world.call("GET", "job:max:a") == b"80.5"
+    assert world.call("WATCH", "job:max:a") == b"OK"
+    world.query.commit(("a", 8, 80.5))
+    assert world.client.call_each("MULTI", "GET job:max:a", "EXEC") == [b"OK", b"QUEUED", None]
+
+
+def test_an_epoch_settles_its_batch_and_no_later_one(world: World) -> None:
+    for batch in (1, 2):
+        world.query.open(batch)
+        world.query.rows(batch, ("a", batch, 10.5 * batch), (f"of {batch}", batch, 0.5))
+    assert world.call("MGET", "job:max:a", "job:max:of 1", "job:max:of 2") == [b"21", b"0.5", b"0.5"]
+    world.query.commit(("a", 1, 10.5))  # Spark has another last row than its writer sent
+    assert world.call("MGET", "job:max:a", "job:max:of 1", "job:max:of 2") == [b"21", None, b"0.5"]
+    world.query.commit(("a", 2, 21.0))
+    assert world.call("MGET", "job:max:a", "job:max:of 1", "job:max:of 2") == [b"21", None, None]
+    assert world.query.rows(2, ("a", 3, 3.0)) == b"OK"  # too late
+    assert world.call("GET", "job:max:a") == b"21"
+
+
+def test_a_new_run_voids_what_another_one_sent(world: World) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5), ("b", 7, 70.5))
+    world.query.run = "second run"
+    world.query.open(1)
+    world.query.rows(1, ("b", 8, 80.5))
+    assert world.call("MGET", "job:max:a", "job:max:b") == [b"1.5", b"80.5"]
+
+
+def test_a_connection_may_read_committed_values(world: World) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5))
+    assert world.call("STATE", "FRESHNESS", "committed") == b"OK"
+    assert world.call("GET", "job:max:a") == b"1.5"
+    assert world.call("HGET", "job:all:a", "n") == b"1"
+    assert world.call("STATE", "FRESHNESS", "RECORD") == b"OK"
+    assert world.call("GET", "job:max:a") == b"70.5"
+    assert world.call("STATE", "FRESHNESS", "COMMITTED") == b"OK"
+    assert world.call("RESET") == b"RESET"
+    assert world.call("GET", "job:max:a") == b"70.5"
+    assert world.call("STATE", "FRESHNESS", "other").startswith(b"ERR syntax error")
+
+
+def test_a_value_without_a_heartbeat_is_committed(world: World, tmp_path: Path) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5))
+    world.query._log.close()
+    eventually(lambda: world.call("GET", "job:max:a"), lambda value: value == b"1.5", "the end of the query")
+    assert world.query.open(1) == "ERR job 'job' has no writer of committed epochs now: its values are not shown"
+
+
+def test_a_client_that_tracks_keys_hears_of_rows_and_of_what_voids_them(world: World) -> None:
+    world.query.open(1)
+    with world.server.connect() as caching:
+        assert caching.call("HELLO", 3).type == "%"
+        assert caching.call("CLIENT", "TRACKING", "ON").plain == b"OK"
+        assert caching.call("GET", "job:max:a").plain == b"1.5"
+        world.query.rows(1, ("a", 7, 70.5))
+        assert caching.read().plain == [b"invalidate", [b"job:max:a"]]
+        assert caching.call("GET", "job:max:a").plain == b"70.5"
+        world.query.run = "second run"
+        world.query.open(1)
+        assert caching.read().plain == [b"invalidate", [b"job:max:a"]]
+        assert caching.call("GET", "job:max:a").plain == b"1.5"
+
+
+def test_facts_tell_how_much_is_not_committed(world: World) -> None:
+    def fresh() -> list[Any]:
+        facts = world.query.facts("job")
+        return [facts[name] for name in ("fresh_keys", "fresh_batch", "fresh_incomplete")]
+
+    assert fresh() == [0, None, 0]
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5), ("new", 7, 70.5))
+    assert fresh() == [4, 1, 0]
+    assert world.query.facts("job")["fresh_age_ms"] >= 0
+    world.query.fresh("CLOSE", "job", world.query.run, 1, 0, 2, 1)
+    assert fresh() == [4, 1, 1]
+    world.query.commit(("a", 7, 70.5), ("new", 7, 70.5))
+    assert fresh() == [0, None, 0]
+
+
+@pytest.mark.compiled
+def test_all_workers_of_a_port_show_the_rows_that_one_got(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack, "--workers", "2", is_pure=False)
+        clients = [stack.enter_context(world.server.connect()) for _ in range(8)]
+        world.query.open(1)
+        world.query.rows(1, ("a", 7, 70.5))
+        for client in clients:  # another worker hears of the first batch a moment later
+            eventually(lambda client=client: client.call("GET", "job:max:a").plain, lambda found: found == b"70.5")
+        world.query.rows(1, ("a", 8, 80.5))
+        assert {client.call("GET", "job:max:a").plain for client in clients} == {b"80.5"}
+        world.query.commit(("a", 8, 80.0))
+        assert {client.call("GET", "job:max:a").plain for client in clients} <= {b"80.5", b"80"}
+
+
+@pytest.mark.compiled
+def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_of_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = [change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)]
+        nodes = PublishedNodes(tmp_path, stack, STATES, first)
+        queries = [Query(server, nodes.writer, stack) for server in nodes.servers]
+        for query in queries:
+            eventually(lambda query=query: query.facts("job").get("stale") == 0, awaited="a heartbeat")
+            assert query.open(1) == b"OK"
+        client = stack.enter_context(nodes.proxy.connect())
+        caching = stack.enter_context(nodes.proxy.connect())
+        keys = ("job:max:a", "job:max:b", "job:all:a")
+        eventually(lambda: client.call("MGET", *keys[:2]).plain, lambda found: found == [b"1.5", b"2.5"])
+        caching.call("HELLO", 3)
+        caching.call("CLIENT", "TRACKING", "ON")
+        assert caching.call("GET", "job:max:a").plain == b"1.5"
+        for query in queries:  # each server keeps the rows of its own slots
+            assert query.rows(1, ("a", 7, 70.5), ("b", 7, 71.5)) == b"OK"
+        assert caching.read().plain == [b"invalidate", [b"job:max:a"]]
+        assert client.call("MGET", *keys[:2]).plain == [b"70.5", b"71.5"]
+        assert client.call("HGET", "job:all:a", "n").plain == b"7"
+        assert client.call("STATE", "FRESH", "OPEN", "job", "r", 1, 0, SCHEMA).is_error
+        assert client.call("STATE", "FRESHNESS", "COMMITTED").is_error
+
+
+def test_mistakes_of_a_writer_are_named(world: World) -> None:
+    query = world.query
+    assert query.fresh("OPEN", "no", "r", 1, 0, SCHEMA) == "ERR no such job 'no'"
+    assert query.rows(1, ("a", 1, 1.0)).startswith("ERR no batch of job 'job' is open here")
+    assert "needs the column 'sensor'" in query.open(1, schema='{"type":"struct","fields":[]}')
+    assert query.open(1) == b"OK"
+    assert query.rows(2, ("a", 1, 1.0)) == (
+        "ERR batch 2 of partition 0 was not opened here; send STATE FRESH OPEN first"
+    )
+    assert query.fresh("ROWS", "job", query.run, 1, 0, b"no rows").startswith("ERR")
+    assert query.fresh("SHUT", "job", query.run, 1, 0, 1) == "ERR syntax error"
+    assert query.fresh("CLOSE", "job", query.run, 1, 0, 5, 0) == b"OK"
+
+
+def test_a_writer_may_write_only_a_job_that_its_user_may_read(world: World) -> None:
+    world.call("ACL", "SETUSER", "writer", "on", "nopass", "~job:max:*", "+state|fresh")
+    world.call("ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@read")
+    assert world.query.connection.call("AUTH", "writer", "x").plain == b"OK"
+    assert world.query.open(1) == "NOPERM This needs a user that may read all keys of the job"
+    world.call("ACL", "SETUSER", "writer", "~job:*")
+    assert world.query.open(1) == b"OK"
+    assert world.query.connection.call("AUTH", "reader", "x").plain == b"OK"
+    assert world.query.open(1).startswith("NOPERM User reader has no permissions to run the 'state|fresh' command")
