@@ -157,7 +157,7 @@ STEPS = st.lists(
 def test_reads_give_the_newest_row_of_the_run_else_the_committed_value(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, dict[bytes, bytes]]]
 ) -> None:
-    """A commit makes the last rows of its batch the committed values, as Spark does. Batches may be ahead of commits."""
+    """A commit makes the last rows of its batch the committed values; batches may be ahead of commits."""
     values = FreshValues(folder_of(tmp_path_factory.mktemp("store"), "server"), "g", 1 << 20)
     applied, run, newest = -1, 0, 0
     committed: dict[bytes, bytes] = {}
