@@ -40,9 +40,10 @@ from resp_server.settings.server import ServerConfig
 from state_backend import log_lines
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.slot_set import ALL
-from state_backend.store.keyspace import UNREADABLE, Keyspace, KeyspaceView, OnChange
+from state_backend.store.keyspace import UNREADABLE, Keyspace, KeyspaceView
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import KeyInfo, Snapshot, Value
+from state_backend.store.uncommitted import OnChange
 
 Found = TypeVar("Found")
 # Those of all users.

@@ -22,10 +22,8 @@ from state_backend.model.slot_set import ALL, NONE, SlotSet
 from state_backend.model.slots import hash_position, slot_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import AppliedEpoch, Snapshot, Store, Value
-from state_backend.store.uncommitted import FreshSnapshot, FreshTable
+from state_backend.store.uncommitted import FreshLayers, FreshSnapshot, FreshTable, OnChange
 
-# Called with the keys whose cached values are no longer valid; None: all keys.
-OnChange = Callable[[Sequence[bytes] | None], None]
 # Called with a snapshot, and with the number of expiry batches that were reported before.
 OnExpiry = Callable[[Snapshot, int], None]
 # Makes a snapshot of one epoch at a clock reading.
@@ -229,13 +227,7 @@ class KeyspaceView:
         self._held: dict[str, SnapshotAt] = {}  # jobs that stay at one epoch: what makes their snapshots
         self._moved: set[str] = set()  # jobs that go to their held epoch, or leave it, at the next `renew`
         self._renewed: set[str] = set()  # jobs whose snapshot was opened or renewed since the last `renew`
-        # Of each job with fresh values: its table, views of it, and the epochs of these at the last report.
-        self._tables: dict[str, FreshTable] = {}
-        self._layers: dict[str, Sequence[FreshSnapshot]] = {}
-        self._layer_epochs: dict[str, list[int]] = {}
-        self._shown: dict[
-            str, tuple[FreshSnapshot, ...]
-        ] = {}  # those with values that are not settled, the newest first
+        self._layers = FreshLayers()
         self._version = -1
         self._single_job: str | None = None  # the only job, if there is only one
         self._single_snapshot: Snapshot | None = None  # its snapshot, if no read needs more than it
@@ -289,7 +281,7 @@ class KeyspaceView:
     @property
     def committed(self) -> Self:
         """A view of the same epochs without fresh values. It is valid until this view is renewed."""
-        if not self._tables:
+        if not self._layers.names:
             return self
         view = copy(self)
         view._shows_fresh = False
@@ -309,8 +301,7 @@ class KeyspaceView:
             snapshot.close()
         self._snapshots.clear()
         self._stores.clear()
-        for name in list(self._tables):
-            self._close_layers(name)
+        self._layers.route({})
 
     def _route(self) -> None:
         """Read the keyspace's jobs, close snapshots of removed jobs and generations, and compile the key formats."""
@@ -331,18 +322,8 @@ class KeyspaceView:
             self._on_change(None)
 
     def _route_layers(self) -> None:
-        """Read which jobs have fresh values, and close the views of others."""
-        tables = {name: job.fresh for name, job in self._jobs.items() if job.fresh is not None}
-        for name in [name for name, table in self._tables.items() if tables.get(name) is not table]:
-            self._close_layers(name)
-        self._tables = tables
-
-    def _close_layers(self, name: str) -> None:
-        del self._tables[name]
-        self._shown.pop(name, None)
-        self._layer_epochs.pop(name, None)
-        for layer in self._layers.pop(name, ()):
-            layer.close()
+        """Read which jobs have fresh values."""
+        self._layers.route({name: job.fresh for name, job in self._jobs.items() if job.fresh is not None})
 
     # -- for the compiled core -----------------------------------------------------------------------------------------
 
@@ -363,11 +344,11 @@ class KeyspaceView:
 
     def has_fresh(self, name: str) -> bool:
         """Return whether a job may have fresh values. It changes with `routes_version` only."""
-        return name in self._tables
+        return name in self._layers.names
 
     def fresh_snapshots(self, name: str) -> tuple[FreshSnapshot, ...]:
         """Return the views of a job's fresh values, the newest first, that belong to the job's current snapshot."""
-        return self._shown.get(name, ())
+        return self._layers.shown(name)
 
     # -- jobs and their snapshots --------------------------------------------------------------------------------------
 
@@ -404,8 +385,11 @@ class KeyspaceView:
         """Return the current snapshot of a job; KeyError for an unknown one."""
         if name in self._renewed:
             return self._snapshots[name]
-        if name in self._tables:
-            self._renew_layers(name)  # before the snapshot: what an epoch has settled by then is in the snapshot
+        has_layers = name in self._layers.names
+        if has_layers:
+            self._layers.renew(
+                name, self.now_ms, self._on_change
+            )  # before the snapshot: what an epoch has settled by then is in the snapshot
         snapshot = self._snapshots.get(name)
         if snapshot is None or name in self._held:
             if snapshot is not None:
@@ -421,28 +405,12 @@ class KeyspaceView:
             if self._on_change is not None:
                 self._report(self._on_change, name, snapshot)
             self._versions[name] = snapshot.version
-        if name in self._tables:
-            layers = [layer for layer in self._layers[name] if layer.batch > snapshot.applied.epoch]
-            self._shown[name] = tuple(sorted(layers, key=lambda layer: -layer.batch))
+        if has_layers:
+            self._layers.settle(name, snapshot.applied.epoch)
         self._renewed.add(name)
-        is_single = name == self._single_job and name not in self._missing and not self._shown.get(name)
+        is_single = name == self._single_job and name not in self._missing and not self._layers.shown(name)
         self._single_snapshot = snapshot if is_single else None
         return snapshot
-
-    def _renew_layers(self, name: str) -> None:
-        """Open or renew the views of a job's fresh values, and report the keys that have changed in them."""
-        layers = self._layers.get(name)
-        if layers is None:
-            layers = self._layers[name] = self._tables[name].snapshots(self.now_ms)
-            self._layer_epochs[name] = [layer.applied.epoch for layer in layers]
-            return
-        epochs = self._layer_epochs[name]
-        for index, layer in enumerate(layers):
-            layer.renew(self.now_ms)
-            if layer.applied.epoch != epochs[index]:
-                if self._on_change is not None:
-                    self._on_change(layer.changed_since(epochs[index]))
-                epochs[index] = layer.applied.epoch
 
     def _find_missing(self, name: str, snapshot: Snapshot) -> None:
         """Find the served slots that a snapshot does not own. Called once per version, not for each key."""
@@ -490,7 +458,7 @@ class KeyspaceView:
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, retry in a moment")
         if self._shows_fresh:
-            return next((layer for layer in self._shown.get(name, ()) if layer.has(key)), snapshot)
+            return next((layer for layer in self._layers.shown(name) if layer.has(key)), snapshot)
         return snapshot
 
     def lazy_values(self, keys: Sequence[bytes]) -> list[Value | None]:

@@ -9,8 +9,9 @@ from state_backend.model.descriptor import Kind
 from state_backend.model.errors import StoreError
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
-from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.keyspace import Keyspace, KeyspaceView
 from state_backend.store.store import Snapshot, random_key_steps
+from state_backend.store.uncommitted import OnChange
 
 # The number of keys that one step counts, in well below a millisecond (guess).
 STEP_KEYS = 512

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 from state_backend.store.store import Snapshot
+
+# Called with the keys whose cached values are no longer valid; None: all keys.
+OnChange = Callable[[Sequence[bytes] | None], None]
 
 
 class FreshFacts(NamedTuple):
@@ -56,3 +59,51 @@ class FreshTable(Protocol):
     def clear(self) -> None:
         """Drop all values: their query has ended."""
         ...
+
+
+class FreshLayers:
+    """The views of fresh values that one view of a keyspace has, by job."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, FreshTable] = {}
+        self._open: dict[str, Sequence[FreshSnapshot]] = {}
+        self._epochs: dict[str, list[int]] = {}  # of these views, at the last report
+        self._shown: dict[str, tuple[FreshSnapshot, ...]] = {}
+
+    @property
+    def names(self) -> Set[str]:
+        """The jobs that may have fresh values."""
+        return self._tables.keys()
+
+    def shown(self, name: str) -> tuple[FreshSnapshot, ...]:
+        """Return the views of a job whose values are not settled, the newest first."""
+        return self._shown.get(name, ())
+
+    def route(self, tables: Mapping[str, FreshTable]) -> None:
+        """Set the jobs with fresh values, and close the views of others."""
+        for name in [name for name, table in self._tables.items() if tables.get(name) is not table]:
+            self._shown.pop(name, None)
+            self._epochs.pop(name, None)
+            for layer in self._open.pop(name, ()):
+                layer.close()
+        self._tables = dict(tables)
+
+    def renew(self, name: str, now_ms: int, on_change: OnChange | None) -> None:
+        """Open or renew the views of a job, and report the keys that have changed in them."""
+        layers = self._open.get(name)
+        if layers is None:
+            layers = self._open[name] = self._tables[name].snapshots(now_ms)
+            self._epochs[name] = [layer.applied.epoch for layer in layers]
+            return
+        epochs = self._epochs[name]
+        for index, layer in enumerate(layers):
+            layer.renew(now_ms)
+            if layer.applied.epoch != epochs[index]:
+                if on_change is not None:
+                    on_change(layer.changed_since(epochs[index]))
+                epochs[index] = layer.applied.epoch
+
+    def settle(self, name: str, applied_epoch: int) -> None:
+        """Show no values of batches up to an epoch, which the view of the job's store has."""
+        layers = [layer for layer in self._open[name] if layer.batch > applied_epoch]
+        self._shown[name] = tuple(sorted(layers, key=lambda layer: -layer.batch))

@@ -24,8 +24,9 @@ from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.session.session import RESP2
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.errors import SparkisError, StoreError
-from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.keyspace import Keyspace, KeyspaceView
 from state_backend.store.store import Snapshot
+from state_backend.store.uncommitted import OnChange
 
 logger = logging.getLogger("sparkis.proxy")
 
