@@ -7,8 +7,8 @@
 The tests start thousands of processes, and each server starts appliers and workers. Half of the processor time of a
 test of a server was Python's start and its imports; a fork takes an eighth of it. A fork runs what a new Python would,
 with the arguments, environment, folder and descriptors that `subprocess.Popen` was given, as a child of the process
-that asked for it. What a start itself does is tested where tests run the commands of users (`sparkis serve`, an
-installed package, an example), and where a program's environment has STARTS.
+that asked for it. What a start itself does is tested where tests run an installed package or an example, and where a
+program's environment has STARTS.
 
 A fork server has no threads and no open stores. That of the tests is a new Python, and a program that starts children
 forks one before it begins. A fork server forks twice, and the process between the two ends. Meanwhile the process that
@@ -35,6 +35,7 @@ from typing import IO, Any, NoReturn
 from compat.forked_child import Child
 from compat.forked_program import (
     ARGUMENT_BYTES_MAX,
+    ASIDE,
     CODE,
     PROGRAMS,
     enter_host,
@@ -51,13 +52,14 @@ MODULE = "compat.fork_server"
 STARTS = "TESTS_OF_SPARKIS_START_PROGRAMS"
 # The programs that start children.
 PARENTS = ("serve", "state_server", "worker", "proxy")
-# A program that forks itself, unless it is a child.
-SUPERVISED = "resp_server.programs.serve"
-# The subcommands of `sparkis` that are started: a signal ends them, also while they start, or they start Spark.
-STARTED = frozenset({"attach", "demo", "proxy", "registry", "serve", "state-server", "top", "ui"})
+# The one that forks itself, unless it is a child: its first child is the server.
+SUPERVISED = "serve"
+# The subcommands of `sparkis` that are started.
+STARTED = frozenset({"attach", "demo", "top", "ui"})
 # The arguments and the environment of a program, which the kernel passes as one message (guess).
 REQUEST_BYTES_MAX = 1 << 17
 DESCRIPTORS_MAX = 64
+STANDARD_DESCRIPTORS = 3
 PR_SET_CHILD_SUBREAPER = 36
 # The arguments of `Popen._execute_child` that are the ends of pipes.
 PIPE_ENDS = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -116,8 +118,7 @@ def is_forked(start: Mapping[str, Any]) -> bool:
     if sys.platform != "linux" or isinstance(args, (str, bytes, os.PathLike)) or len(args) < 3:
         return False
     is_command = args[2] == "sparkis" and not STARTED & {*args[3:4]}
-    is_program = args[2] in PROGRAMS and (args[2] != SUPERVISED or "--child" in args)
-    is_module = args[1] == "-m" and (is_program or is_command)
+    is_module = args[1] == "-m" and (args[2] in PROGRAMS or is_command)
     is_ours = args[0] == sys.executable and (is_module or [*args[1:]] == ["-c", CODE])
     is_plain = not start["shell"] and start["executable"] is None and start["preexec_fn"] is None
     return is_ours and is_plain and STARTS not in (os.environ if start["env"] is None else start["env"])
@@ -215,13 +216,36 @@ _servers: list[subprocess.Popen[bytes]] = []
 
 def begin(arguments: Sequence[str]) -> None:
     """Fork the fork server of this process, a fork itself, if it runs a program that starts children."""
-    what, program = (*arguments, "")[:2]
-    is_parent = what == "-m" and program.rpartition(".")[2] in PARENTS
+    what, program, command = (*arguments, "", "")[:3]
+    name = command.replace("-", "_") if program == "sparkis" else program.rpartition(".")[2]
+    is_parent = what == "-m" and name in PARENTS
     if not (is_parent or (what == "-c" and "resp_server.programs" in program)) or STARTS in os.environ:
         return
+    if name == SUPERVISED and "--child" not in arguments:
+        _begin_in_next_fork()
+    else:
+        _fork_own()
+
+
+def _begin_in_next_fork() -> None:
+    """Fork the fork server of the process that this one forks next, in there: it is the one that starts children."""
+    to_begin = [_fork_own]
+
+    def begin_once() -> None:
+        while to_begin:
+            to_begin.pop()()
+
+    os.register_at_fork(after_in_child=begin_once)
+
+
+def _fork_own() -> None:
+    """Fork the fork server of this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
+        # Another process may wait for the end of one of these.
+        os.closerange(STANDARD_DESCRIPTORS, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, ASIDE)
         show_arguments(["-m", MODULE])
         _fork_on_request(theirs)
     theirs.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from compat.conformance.wire import Connection
+from compat.fork_server import STARTS
 from compat.processes import children_of
 from compat.waiting import WAIT_S_MAX, eventually
 from spark_hooks.cli import ENDED_BY_SIGNALS
@@ -21,6 +22,12 @@ from tests.server.commands import Command, Start
 ONE_USER = "user default on nopass ~* &* +@all\n"
 TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
 NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to reload"
+
+
+@pytest.fixture(autouse=True)
+def starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start programs as users do: a fork takes signals a little later."""
+    monkeypatch.setenv(STARTS, "yes")
 
 
 def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: Start, log: Path, tmp_path: Path) -> None:

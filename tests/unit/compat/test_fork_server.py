@@ -95,13 +95,14 @@ def test_fork_gets_same_arguments_and_descriptors_as_popen(tmp_path: Path) -> No
     ("command", "are_forks"),
     [
         ("-m sparkis health", True),
-        ("-m sparkis serve", False),
+        ("-m sparkis serve", True),
+        ("-m sparkis attach", False),
         ("-m resp_server.programs.registry", True),
         ("-m json.tool", False),
         ("-c pass", False),
     ],
 )
-def test_our_programs_are_forks_unless_a_signal_may_end_their_start(command: str, are_forks: bool) -> None:
+def test_our_programs_are_forks_unless_they_start_spark_or_have_a_terminal(command: str, are_forks: bool) -> None:
     start = {"args": [sys.executable, *command.split()], "shell": False, "executable": None, "preexec_fn": None}
     assert is_forked({**start, "env": None}) == are_forks
     assert not is_forked({**start, "env": {STARTS: "yes"}}) and not is_forked({**start, "env": None, "shell": True})
