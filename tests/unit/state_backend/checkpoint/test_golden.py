@@ -24,7 +24,7 @@ WITHOUT_CHANGE_LOGS = ("rocksdb-no-changelog", "transform-no-changelog", "rocksd
 # Of a query that has stopped writing change logs: the first batch without one, which has no snapshot to compare with.
 NOT_COMPARED = [("rocksdb-switched", 2)]
 # Versions of Spark whose files are as those before or after them; `test_files_reader.py` has four jobs of each.
-BETWEEN = ("4.0.5", "4.1.4")
+BETWEEN = ("4.0.5", "4.1.4", "4.2.1")
 each_job = pytest.mark.parametrize(
     ("version", "job"),
     [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in BETWEEN else []) for each in jobs()],
