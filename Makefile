@@ -22,7 +22,7 @@ BASE    := $(if $(and $(filter demo,$(MAKECMDGOALS)),$(if $(wildcard $(READY)),,
 # More rounds for the tests that kill processes (make test runs a few).
 SPARKIS_KILL_ROUNDS ?= 200
 # More random examples for the tests of properties (make test tries as many as each test says).
-SPARKIS_EXAMPLES ?= 5
+SPARKIS_EXAMPLES ?= 10
 
 # The number of test files that run at a time. It is three times that of a small machine's processors, because most tests wait
 # for other processes most of the time. Two of the files, at the end of the run more, start a Spark (1 GB each).

@@ -16,6 +16,7 @@ import pytest
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+from compat.examples import examples
 from compat.fork_server import use_forks
 from resp_server.native import CORE
 from state_backend import log_lines
@@ -46,7 +47,9 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
 use_forks()
 
 # No example has to be found, or run, within a time.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "tests", max_examples=examples(50), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tests")
 # `make mutation`: thousands of runs, of which each must find what the one before it found.
 hypothesis.settings.register_profile(

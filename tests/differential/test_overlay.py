@@ -387,5 +387,5 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_overlay_answers_as_one_redis_with_all_keys(world: World) -> None:
     Overlay.world = world
     # Without shrinking: a step without a reply would be tried hundreds of times, and each time waited for.
-    once = settings(checked(40), stateful_step_count=30, phases=[Phase.generate], report_multiple_bugs=False)
+    once = settings(checked(20), stateful_step_count=30, phases=[Phase.generate], report_multiple_bugs=False)
     run_state_machine_as_test(Overlay, settings=once)

@@ -142,7 +142,7 @@ def send(client: Connection, other: Connection, lines: Sequence[Line], chunks: S
 
 
 @given(steps=st.one_of(*steps_of_any), protocol=st.sampled_from([2, 3]))
-@checked(75)
+@checked(40)
 def test_pipelines_are_answered_as_by_one_redis(
     world: World, steps: list[tuple[list[Line], list[bytes], list[int]]], protocol: int
 ) -> None:

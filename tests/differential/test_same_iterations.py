@@ -38,7 +38,7 @@ def iterate(server: Running, command: list[bytes], options: list[bytes]) -> Coun
     type_name=st.sampled_from([None, b"string", b"HASH", b"list", b"set", b"ZSET"]),
     count=steps,
 )
-@checked(40)
+@checked(20)
 def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes | None, count: bytes) -> None:
     options = [b"MATCH", pattern, b"COUNT", count, *([] if type_name is None else [b"TYPE", type_name])]
     theirs, ours = (iterate(server, [b"SCAN"], options) for server in (pair.redis, pair.sparkis))
@@ -48,7 +48,7 @@ def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes
 
 @pytest.mark.parametrize("key", [*HASHES, *SETS, *SORTED_SETS], ids=bytes.decode)
 @given(pattern=generators.patterns, count=steps)
-@checked(15)
+@checked(6)
 def test_scan_of_a_key_finds_same_items(pair: Pair, key: bytes, pattern: bytes, count: bytes) -> None:
     name = {b"h": b"HSCAN", b"s": b"SSCAN", b"z": b"ZSCAN", b"m": b"HSCAN"}[key[:1]]
     options = [b"MATCH", pattern, b"COUNT", count]
@@ -57,7 +57,7 @@ def test_scan_of_a_key_finds_same_items(pair: Pair, key: bytes, pattern: bytes, 
 
 
 @given(pattern=generators.patterns)
-@checked(150)
+@checked(75)
 def test_patterns_match_the_same_keys(pair: Pair, pattern: bytes) -> None:
     pair.check([[b"KEYS", pattern]])
 

@@ -87,7 +87,7 @@ def test_geo_read_equals_redis(pair: Pair, line: str) -> None:
 
 
 @given(found=st.lists(searches(), min_size=1, max_size=10))
-@checked(150)
+@checked(75)
 def test_a_search_finds_the_same_in_the_same_order(pair: Pair, found: list[Words]) -> None:
     pair.check(found)
     pair.check([[b"HELLO", b"3"], [b"MULTI"], *found, [b"EXEC"]])
@@ -114,4 +114,4 @@ def test_a_score_is_the_one_that_geoadd_makes(tmp_path: Path) -> None:
         st.one_of(st.floats(-LATITUDE_MAX, LATITUDE_MAX), st.sampled_from([-LATITUDE_MAX, 0.0, LATITUDE_MAX])),
     )
     with redis_server(tmp_path) as server:
-        given(places=st.lists(everywhere, min_size=1, max_size=50))(checked(60)(compare))()
+        given(places=st.lists(everywhere, min_size=1, max_size=50))(checked(30)(compare))()

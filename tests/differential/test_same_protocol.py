@@ -142,7 +142,7 @@ CHUNKS = st.one_of(
 
 
 @given(chunks=st.lists(CHUNKS, max_size=6))
-@checked(100)
+@checked(50)
 def test_garbage_is_answered_as_by_redis(pair: Pair, chunks: list[bytes]) -> None:
     data = b"".join(chunks) + AFTER
     assume(all(word.upper() in KNOWN_WORDS for word in WORD.findall(data)))

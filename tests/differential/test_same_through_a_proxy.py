@@ -56,7 +56,7 @@ def through(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@checked(6)
+@checked(3)
 def test_a_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
     greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
     through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
@@ -103,7 +103,7 @@ def test_patterns_of_a_sort_that_are_refused_are_refused_within_exec(through: Pa
 
 
 @given(pipeline=generators.pipelines)
-@checked(100)
+@checked(50)
 def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair, pipeline: list[Words]) -> None:
     through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
 
@@ -152,7 +152,7 @@ PIECES = [
 
 
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=14), is_new=st.booleans())
-@checked(75)
+@checked(40)
 def test_transactions_in_any_order_equal_redis(through: Pair, lines: list[str], is_new: bool) -> None:
     through.check([line.encode().split(b" ") for line in [*(["HELLO 3"] if is_new else []), *lines]])
 

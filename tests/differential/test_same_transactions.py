@@ -109,7 +109,7 @@ PIECES = [
 
 
 @given(lines=st.lists(st.sampled_from(PIECES), max_size=14))
-@checked(100)
+@checked(50)
 def test_transactions_in_any_order_equal_redis(pair: Pair, lines: list[str]) -> None:
     pair.check(words(lines))
 

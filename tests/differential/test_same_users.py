@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from compat.conformance.pair import Pair
 from compat.conformance.wire import Connection, Reply
+from compat.examples import examples
 from resp_server.acl.rules import CATEGORIES, DEFAULT_USER, RuleError, User
 from resp_server.commands import command_table
 
@@ -129,7 +130,7 @@ def without_commands(fields: dict[bytes, Any]) -> dict[bytes, Any]:
     return kept | {b"selectors": [without_commands({**each, b"selectors": []}) for each in fields[b"selectors"]]}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=rules, second=rules, asked=asked)
 def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
     both: Both, first: Sequence[bytes], second: Sequence[bytes], asked: Sequence[tuple[Sequence[bytes], bytes, bytes]]
@@ -151,7 +152,7 @@ def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
         assert denied(ours) == denied(theirs), words
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(given_rules=rules)
 def test_shown_rules_of_a_user_make_the_same_user(given_rules: Sequence[bytes]) -> None:
     user = User(b"u", TABLE)

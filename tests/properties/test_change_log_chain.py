@@ -222,5 +222,5 @@ class LogChain(RuleBasedStateMachine):
 
 TestLogChain = LogChain.TestCase
 TestLogChain.settings = settings(
-    max_examples=examples(20), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(10), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -177,7 +177,7 @@ async def _answered(
 
 @patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600)  # no client is notified by the clock
 @patch("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.0)  # no request waits for a job to be loaded
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     requests_sent,
     endings,
@@ -230,7 +230,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @example(
     [[b"GEOSEARCH", b"j:z:places", b"FROMMEMBER", b"nobody", b"FROMMEMBER", b"m3", b"BYRADIUS", b"0", b"m"]] * 2, b"3"
 )
@@ -243,7 +243,7 @@ def test_places_are_found_and_written_as_without_the_core(sent: list[list[bytes]
 cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIENT ID", b"CLIENT TRACKINGINFO"])
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @example(b"", [[b"GET", b"j:v:0"], [b"GETRANGE", b"j:v:1", b"0", b"x"]], [125])
 @given(
     st.sampled_from([b"", b"OPTIN", b"OPTOUT", b"BCAST", b"NOLOOP", b"REDIRECT 1"]),
@@ -277,7 +277,7 @@ def at_epoch(epoch: int, group: Any) -> list[list[bytes]]:
     return [[b"STATE", b"AT", b"j", b"1", b"%d" % epoch, b"%d" % clock_ms], [b"MULTI"], *queued, [last]]
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(within_epoch, min_size=1, max_size=4), st.booleans())
 @example(
     [[(NOW_MS + 3_600_000, [[b"HGETALL", b"j:m:ttl"], [b"GET", b"j:v:0"]], b"EXEC"), [[b"HGETALL", b"j:m:ttl"]]]], True

@@ -204,4 +204,4 @@ def schema() -> bytes:
 
 
 TestFollowing = Following.TestCase
-TestFollowing.settings = settings(max_examples=examples(20), stateful_step_count=12, deadline=None)
+TestFollowing.settings = settings(max_examples=examples(10), stateful_step_count=12, deadline=None)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from compat.examples import examples
 from state_backend.codec.geohash import (
     EARTH_RADIUS,
     LATITUDE_MAX,
@@ -107,7 +108,7 @@ def test_distances_are_those_of_a_sphere(one: Point, other: Point) -> None:
     up=st.floats(-1, 1),
     is_circle=st.booleans(),
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(250))
 def test_places_in_shape_are_in_its_cells(
     center: Point, width: float, height: float, aside: float, up: float, is_circle: bool
 ) -> None:

@@ -125,7 +125,7 @@ def records_of(content: dict[bytes, Any], keys: Collection[bytes]) -> list[bytes
 
 
 # If there are no events, a key whose changes in an epoch cancel each other may be reported by either way, or by none.
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(
     st.lists(st.tuples(epochs, st.sampled_from(((), (), (), ("one",)))), min_size=1, max_size=4),
     st.sampled_from((3, 40, 1000)),

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compat.examples import examples
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.apply.temporary_store import past_snapshot
@@ -89,7 +90,7 @@ def content(snapshot: Snapshot) -> Model:
     return {info.key: whole_value(snapshot, info) for info in infos}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EPOCHS)
 def test_each_epoch_that_can_be_read_is_that_of_the_model(epochs: list) -> None:
     with TemporaryDirectory() as folder:

@@ -963,7 +963,7 @@ def with_all_commands() -> tuple[Scene, RoutingTable]:
 
 
 @given(line=any_request)
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(500))
 def test_forwarder_and_router_choose_same_server(line: tuple[bytes, ...]) -> None:
     """The rows of all commands: the forwarder finds the same keys as the general path, or leaves the request to it."""
     scene, table = with_all_commands()

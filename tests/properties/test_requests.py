@@ -8,6 +8,7 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
+from compat.examples import examples
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser, split_requests, split_together
 
@@ -128,7 +129,7 @@ def test_whole_requests_of_one_command_are_all_split_together(inputs: list[bytes
         ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 @given(garbage, cuts)
 @example(b"*1\r\n$4\r\nPINGxx", [9])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\n", [3, 9])

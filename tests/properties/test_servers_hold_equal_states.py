@@ -185,5 +185,5 @@ def as_a_set(changes: Any) -> set[Any]:
 
 TestServersHoldEqualStates = ServersHoldEqualStates.TestCase
 TestServersHoldEqualStates.settings = settings(
-    max_examples=examples(10), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(5), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

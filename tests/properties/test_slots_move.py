@@ -9,5 +9,5 @@ from tests.properties.slots_moves import SlotsMove
 
 TestSlotsMove = SlotsMove.TestCase
 TestSlotsMove.settings = settings(
-    max_examples=examples(4), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(2), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

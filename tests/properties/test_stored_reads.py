@@ -108,7 +108,7 @@ def run(test: Any, forwarded: list[ForwardedKeys] = SOME_FORWARDED) -> None:
     asyncio.run(with_scene())
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.one_of(runs, reads.map(lambda read: [read])), min_size=1, max_size=6).map(
         lambda groups: [request for group in groups for request in group]

@@ -23,7 +23,7 @@ from tests.properties.stores import (
 )
 
 SETTINGS = settings(
-    max_examples=examples(8), stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(4), stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 TestStoresAgree = StoresAgree.TestCase
@@ -33,7 +33,7 @@ TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
 TestStoresAgreeOnSomeSlots = pytest.mark.slow(StoresAgreeOnSomeSlots.TestCase)
-SETTINGS = settings(SETTINGS, max_examples=examples(12), stateful_step_count=30)
+SETTINGS = settings(SETTINGS, max_examples=examples(6), stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS

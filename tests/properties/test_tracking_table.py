@@ -173,4 +173,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+TestTables.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)

@@ -51,14 +51,14 @@ def encoded(rows: list[Any], schema: pa.StructType) -> tuple[bytes, Any, Any]:
     return content, np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(ROWS)
 def test_rows_are_read_back(given_rows: tuple[pa.StructType, list[Any]]) -> None:
     schema, rows = given_rows
     assert plain(decode_rows(*encoded(rows, schema), schema, "5.delta")) == rows
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(ROWS, st.data())
 def test_damaged_rows_are_errors_or_differ(given_rows: tuple[pa.StructType, list[Any]], data: st.DataObject) -> None:
     schema, rows = given_rows
@@ -76,7 +76,7 @@ def test_damaged_rows_are_errors_or_differ(given_rows: tuple[pa.StructType, list
         assert found.nbytes <= 64 * len(content) + 10_000
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(ROWS, st.integers(0, 1000))
 def test_rows_shorter_than_their_fields_are_an_error(given_rows: tuple[pa.StructType, list[Any]], size: int) -> None:
     schema, rows = given_rows

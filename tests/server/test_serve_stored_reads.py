@@ -129,7 +129,7 @@ def plain(scene: Scene) -> Iterator[Connection]:
         yield connection
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(words, min_size=1, max_size=12), st.lists(st.integers(0, 1 << 10), max_size=4), st.booleans())
 def test_a_pipeline_of_both_backends_is_answered_as_each_of_them_answers(
     scene: Scene, server: Running, plain: Connection, sent: list[tuple[bytes, ...]], cuts: list[int], is_resp3: bool

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
+from compat.examples import examples
 from resp_server.native import rules
 from resp_server.protocol.glob import matcher
 
@@ -22,7 +23,7 @@ TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"-", b"]", b"^", b"\\", b"*
 )
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=examples(1_000), deadline=None)
 @given(PATTERNS, TEXTS)
 @example(b"[", b"[")
 @example(b"[^", b"a")
