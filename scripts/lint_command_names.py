@@ -2,9 +2,9 @@
 
     python scripts/lint_command_names.py
 
-What a command is stands in its row of `resp_server/command/ours.py`, so a module that compares names, or has a table of
-them, is a second place to change. Names in upper case, of requests that a process sends itself, are allowed. So are the
-functions of commands and their declarations, in `resp_server/commands`. `make check` runs it.
+What a command is stands in its row of `resp_server/command/policies.py`, so a module that compares names, or has a
+table of them, is a second place to change. Names in upper case, of requests that a process sends itself, are allowed.
+So are the functions of commands and their declarations, in `resp_server/commands`. `make check` runs it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
             found += 1
             print(
                 f"{path.relative_to(ROOT)}:{line}: '{name}' is the name of a command: "
-                "make what differs a field of its row in resp_server/command/ours.py"
+                "make what differs a field of its row in resp_server/command/policies.py"
             )
     return min(found, 1)
 

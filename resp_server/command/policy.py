@@ -1,6 +1,6 @@
 """The fields of a command beside Redis' facts: what answers it, its split, the sessions that may send it.
 
-`ours` has the row of each command for which this is not the default.
+`policies` has the row of each command for which this is not the default.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """A row of `ours`.
+    """A row of `policies`.
 
     Args:
         role: What other modules have code for.

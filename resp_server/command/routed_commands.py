@@ -1,6 +1,6 @@
 """How each command is routed at a proxy with an upstream, and the positions of the command's keys. Pure.
 
-What a row of `ours` says answers the command. If it says nothing, a command with keys goes to the owners of its
+What a row of `policies` says answers the command. If it says nothing, a command with keys goes to the owners of its
 keys, and one without keys to the upstream. The facts of a command are those in the upstream's reply to COMMAND, if the
 reply has it.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
-from resp_server.command.ours import MOST_USED, NO_POLICY, policy_of
+from resp_server.command.policies import MOST_USED, NO_POLICY, policy_of
 from resp_server.command.policy import AnsweredBy, Policy, Role, UpstreamDenial
 from resp_server.command.spec import CommandSpec
 from resp_server.command.spellings import BySpelling
@@ -28,7 +28,7 @@ ROLES_FORWARDED_TO_UPSTREAM = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
 class Routing(Enum):
     """What decides where the requests of a command go, at a proxy with an upstream."""
 
-    BY_ROW = auto()  # the command's row of `ours`
+    BY_ROW = auto()  # the command's row of `policies`
     BY_KEYS = auto()  # the owners of the request's keys
     UPSTREAM = auto()  # nothing more: they go to the upstream
     DENIED = auto()  # nothing more: this process refuses them

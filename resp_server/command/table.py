@@ -9,7 +9,7 @@ from typing import Any
 
 from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
 from resp_server.command.keys import key_positions, single_key_position
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import OF_SERVERS, PATTERNS, AnsweredBy, Policy, Refusal, Role, Verb
 from resp_server.command.spec import CommandSpec, Json
 from resp_server.protocol.errors import (

@@ -149,7 +149,7 @@ def levels(text: str) -> str:
 def denied_command(text: str) -> str:
     """Return the name of a command that may be allowed, such as `config|set`."""
     # Imported here, because only an upstream needs the rows of all commands.
-    from resp_server.command.ours import denied
+    from resp_server.command.policies import denied
     from resp_server.command.policy import UpstreamDenial
 
     name = "|".join(text.lower().split())

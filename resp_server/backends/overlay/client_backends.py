@@ -16,7 +16,7 @@ from resp_server.backends.servers.field_names import FieldRules, has_fields
 from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
 from resp_server.backends.servers.request_split import within
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.ours import role_of
+from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import SeenEpochs, deliver
 from resp_server.forwarding.reply_sinks import Defer, ReplySink

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from resp_server.backends.redis.logins import Login
-from resp_server.command.ours import role_of
+from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.protocol.request_parser import Request
 

@@ -17,7 +17,7 @@ from resp_server.backends.routing.rules import Rule
 from resp_server.backends.routing.scan_cursor import ScanPosition, after
 from resp_server.backends.servers.field_names import NO_RULES, FieldRules, may_match
 from resp_server.backends.servers.request_split import NO_KEY
-from resp_server.command.ours import role_of
+from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.forwarding.answers import Answer, Replies, ReplyFuture, ask, deliver, in_steps
 from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of

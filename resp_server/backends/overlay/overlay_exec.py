@@ -19,7 +19,7 @@ from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
 from resp_server.backends.routing.route import Destination, Route
-from resp_server.command.ours import role_of
+from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.command.routed_commands import RoutedCommand, Routing
 from resp_server.forwarding.answers import (

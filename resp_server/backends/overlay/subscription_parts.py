@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import Role, Verb
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import may_match_notifications

@@ -28,7 +28,7 @@ from resp_server.backends.redis.pushed_frames import (
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import Policy, Role, Verb
 from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import Role
 from resp_server.protocol.request_parser import Request
 

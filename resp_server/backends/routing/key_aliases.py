@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import FieldKind
 from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.protocol.request_parser import LongRequest, Request

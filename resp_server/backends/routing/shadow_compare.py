@@ -11,7 +11,7 @@ from typing import Any
 
 import hiredis
 
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import Comparison
 from resp_server.command.spec import CommandSpec
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from resp_server.backends.routing.key_matcher import Decision
 from resp_server.backends.routing.rules import Writes
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.policy import ValueSet
 from resp_server.protocol.request_parser import Request
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from resp_server.command.keys import KeyRange, key_ranges
-from resp_server.command.ours import MOST_USED
+from resp_server.command.policies import MOST_USED
 from resp_server.command.policy import AnsweredBy, Joined, Role
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable

@@ -14,7 +14,7 @@ from resp_server.backends.servers.request_split import POSITION_BITS, merge_all,
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.ours import role_of
+from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
 from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, merged

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resp_server.command.handler import CommandHandler, DeclarationError, command
-from resp_server.command.ours import ROWS
+from resp_server.command.policies import POLICIES
 from resp_server.command.spec import CommandSpec, redis_facts
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
@@ -133,7 +133,7 @@ def test_command_that_is_not_served_has_its_error() -> None:
 
 
 def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
-    for name in (name for name, policy in ROWS.items() if policy.refusal is not None):
+    for name in (name for name, policy in POLICIES.items() if policy.refusal is not None):
         found = TABLE.get(name.encode())
         assert found is not None
         assert found.handler is None

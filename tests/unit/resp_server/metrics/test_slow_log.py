@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.command.ours import policy_of
+from resp_server.command.policies import policy_of
 from resp_server.command.redaction import redacted
 from resp_server.metrics.latency import SAMPLES_MAX, LatencyEvents, LatencyTimeSeries
 from resp_server.metrics.slow_log import SlowLog, truncated

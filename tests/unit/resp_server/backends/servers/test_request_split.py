@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resp_server.command.ours import MOST_USED, ROWS
+from resp_server.command.policies import MOST_USED, POLICIES
 from resp_server.command.policy import OF_SERVERS, AnsweredBy
 from resp_server.command.table import Command
 from resp_server.commands import command_table
@@ -35,5 +35,5 @@ def test_keyless_commands_have_a_known_answerer(command: Command) -> None:
 
 def test_rows_are_those_of_commands() -> None:
     names = {each.name for each in command_table().with_subcommands()}
-    assert set(ROWS) <= names
+    assert set(POLICIES) <= names
     assert set(MOST_USED) <= names

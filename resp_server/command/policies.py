@@ -1,8 +1,8 @@
-"""Our row of each command: what Redis' facts do not say.
+"""The policy of each command: what Redis' facts do not say.
 
-No other Python module names commands in a table. The compiled core lists what it answers (`ROWS` in `native/core.pyx`).
-A subcommand without a row has that of its container. A command without a row is routed by its keys, is not split, and
-is neither denied nor special in any other way.
+No other module of `resp_server` names commands in a table, but those in `lint_command_names.OTHER_NAMES`, and
+`native/rows.pyx`, which lists what the compiled core answers. A subcommand without a row has that of its container. A
+command without a row is routed by its keys, is not split, and is neither denied nor special in any other way.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _state(
     return Policy(answered_by=answered_by, is_internal=is_internal, split=split, channel_at=channel_at)
 
 
-ROWS: Mapping[str, Policy] = {
+POLICIES: Mapping[str, Policy] = {
     # -- connections and transactions
     "asking": Policy(answered_by=_LOCAL),
     "auth": Policy(role=Role.AUTH, answered_by=_LOCAL, redaction=Redaction.ALL),
@@ -232,8 +232,8 @@ NO_POLICY = Policy()
 
 def policy_of(name: str) -> Policy:
     """Return our row of a command or subcommand (`client|id`) by its name in lower case."""
-    found = ROWS.get(name)
-    return found if found is not None else ROWS.get(name.partition("|")[0], NO_POLICY)
+    found = POLICIES.get(name)
+    return found if found is not None else POLICIES.get(name.partition("|")[0], NO_POLICY)
 
 
 def role_of(name: bytes) -> Role | None:
@@ -243,4 +243,4 @@ def role_of(name: bytes) -> Role | None:
 
 def denied(denial: UpstreamDenial) -> list[str]:
     """Return the sorted names of the commands with this denial."""
-    return sorted(name for name, policy in ROWS.items() if policy.denial is denial)
+    return sorted(name for name, policy in POLICIES.items() if policy.denial is denial)
