@@ -6,6 +6,7 @@ VENV_PYTHON := $(VENV)/bin/python
 READY   := $(VENV)/.ready
 DEMO    := $(VENV)/.demo
 NATIVE  := $(VENV)/.native
+WRITER  := spark_hooks/real_time/sparkis-writer.jar
 DOCS    := $(VENV)/docs
 DEPLOY  := $(VENV)/deploy
 RELEASE := $(VENV)/release
@@ -44,11 +45,11 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) $(NATIVE) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
+setup: $(READY) $(NATIVE) $(WRITER) jdk ## make .venv with all that Python and Spark need (other targets run this themselves)
 
 # Most of these use one processor, or wait for the network.
 setup-test: $(READY) ## setup, and redis-server, Chromium and the JavaScript clients for the tests
-	@$(MAKE) --no-print-directory --jobs=4 jdk $(NATIVE) $(CLASSES) $(BYTECODE) setup-programs setup-javascript
+	@$(MAKE) --no-print-directory --jobs=4 jdk $(NATIVE) $(WRITER) $(CLASSES) $(BYTECODE) setup-programs setup-javascript
 
 setup-programs:
 	@sh scripts/program.sh redis-server redis
@@ -184,7 +185,7 @@ docs: $(DOCS)/.ready ## build the site of the docs and the API in build/site; a 
 	@$(DOCS)/bin/zensical build --clean --strict
 	@$(DOCS)/bin/python scripts/site_links.py build/site
 
-release: $(RELEASE)/.ready ## build sdist and wheel into dist/, check them, and install the wheel with and without each extra; ARGS="--help"
+release: $(RELEASE)/.ready $(WRITER) ## build sdist and wheel into dist/, check them, and install the wheel with and without each extra; ARGS="--help"
 	@$(RELEASE)/bin/python scripts/release.py $(ARGS)
 
 lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requirements-*.lock, from pyproject.toml
@@ -196,7 +197,7 @@ lock: $(VENV_PYTHON) ## write new versions into requirements.lock and requiremen
 	done
 
 clean: ## remove all files that the other targets made
-	rm -rf $(VENV) .clients tests/clients/node_modules build dist */*/*.so */*/*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(WRITER) .clients tests/clients/node_modules build dist */*/*.so */*/*/*.so *.egg-info mutants .mypy_cache .ruff_cache .pytest_cache \
 	       benchmarks/clients/rust/Cargo.lock compat/client_programs/rust/Cargo.lock .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -228,6 +229,11 @@ $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@echo "setup: archiving Spark's classes for the tests"
 	@mkdir -p build
 	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
+
+# What a failure leaves out is said once; the next make tries again.
+$(WRITER): spark_hooks/real_time/SparkisWriter.java | $(READY) jdk
+	@echo "setup: compiling the writer of Real-Time Mode"
+	@$(RUN) python scripts/writer_jar.py || true
 
 # pytest compiles all modules in a new checkout, for half a minute, before it runs the first test: better beside the rest.
 $(BYTECODE): $(READY)

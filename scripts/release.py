@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 SMOKE = Path(__file__).with_name("release_smoke.py")
 PACKAGES = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
+# It is compiled by `make`, from its source.
+WRITER = "spark_hooks/real_time/sparkis-writer.jar"
 # Not for users.
 NOT_INSTALLED = ("dev",)
 NO_EXTRA = "none"
@@ -118,6 +120,8 @@ def check_files(sdist: Path, wheel: Path, version: str) -> None:
         raise ReleaseError(f"{wheel.name} has {', '.join(sorted(foreign))}, which is not shipped")
     if not any(name.startswith("resp_server/native/fast_path.") and name.endswith(".so") for name in names):
         raise ReleaseError(f"{wheel.name} lacks the compiled core: is there a C compiler, and are Python's headers?")
+    if WRITER not in names:
+        raise ReleaseError(f"{wheel.name} lacks {WRITER}: scripts/writer_jar.py says why it cannot be compiled")
     metadata = metadata_of(wheel)
     if metadata["Version"] != version:
         raise ReleaseError(f"{wheel.name} says Version: {metadata['Version']}")

@@ -1,7 +1,7 @@
 """The only package that imports pyspark: the sink, attachments, servers that a driver starts, the command line.
 
-`cli` -> `demo` -> `attach` -> `publish` -> `serving` -> `checkpoint` -> `sessions`, `command_process`: each
-folder or module imports only from those to its right (docs/design/0007-layers.md).
+`cli` -> `demo` -> `queryable` -> `real_time` -> `attach` -> `publish` -> `serving` -> `checkpoint` -> `sessions`,
+`command_process`: each folder or module imports only from those to its right (docs/design/0007-layers.md).
 """
 
 from importlib import import_module

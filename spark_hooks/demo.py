@@ -34,7 +34,7 @@ from resp_server.programs.status import read
 from resp_server.settings.groups import Driver
 from spark_hooks.attach.start import attach
 from spark_hooks.command_process import EndSignal, standard_error_in, state_folder
-from spark_hooks.publish.sink import queryable
+from spark_hooks.queryable import queryable
 from spark_hooks.serving.endpoints import ServedEndpoint
 from spark_hooks.serving.serve import serve
 from spark_hooks.sessions import start_spark

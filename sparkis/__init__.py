@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from spark_hooks.attach.start import attach
     from spark_hooks.publish.failures import QueryFailedError
     from spark_hooks.publish.geo import geo_score
-    from spark_hooks.publish.sink import publish, queryable
+    from spark_hooks.publish.sink import publish
     from spark_hooks.publish.table import publish_table
+    from spark_hooks.queryable import queryable
     from spark_hooks.serving.endpoints import ServedEndpoint
     from spark_hooks.serving.serve import serve
     from state_backend.apply.replay import read_snapshot
@@ -97,7 +98,8 @@ _MODULES = {
     "spark_hooks.publish.geo": ("geo_score",),
     "spark_hooks.attach.processor": ("QueryableProcessor", "queryable_processor"),
     "spark_hooks.serving.serve": ("serve",),
-    "spark_hooks.publish.sink": ("publish", "queryable"),
+    "spark_hooks.publish.sink": ("publish",),
+    "spark_hooks.queryable": ("queryable",),
     "spark_hooks.publish.table": ("publish_table",),
     "state_backend.model.descriptor": ("By", "Encoding", "Kind", "Late", "Reduce", "StateDescriptor"),
     "state_backend.model.errors": (

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from py4j.protocol import Py4JError
@@ -51,9 +52,9 @@ LAST_BATCH_TIMEOUT_S = 60.0
 _listening_sessions: set[str] = set()
 
 
-def listen_for_queries() -> None:
-    """Add the listener to the current session; called when Spark pickles a processor with declared states."""
-    session = existing_session()
+def listen_for_queries(session: SparkSession | None = None) -> None:
+    """Add the listener to a session, by default the current one, for which Spark pickles a processor with states."""
+    session = session or existing_session()
     if session is None:
         return  # this process pickles the processor for itself
     if is_connect(session):
@@ -125,16 +126,37 @@ def _on_start(session: SparkSession, query: StreamingQuery) -> None:
     run.start()  # after its registration: its thread calls `attach`, which looks up the run
 
 
-class AutomaticRun(declared.DeclaredRun):
-    """The automatic attachment to one run of a query, in its own thread."""
+def start_run(session: SparkSession, query: StreamingQuery, start: Callable[[], Attachment]) -> None:
+    """Attach to a query of this driver that has just started, as `start` does, until the query ends."""
+    previous = declared.runs.get(str(query.id))
+    previous = previous if isinstance(previous, AutomaticRun) else None
+    run = declared.runs[str(query.id)] = AutomaticRun(session, query, previous, start)
+    run.start()
+    if not query.isActive:  # the listener may have been called before the run was there
+        run.end()
 
-    def __init__(self, session: SparkSession, query: StreamingQuery, previous: AutomaticRun | None) -> None:
+
+class AutomaticRun(declared.DeclaredRun):
+    """The automatic attachment to one run of a query, in its own thread.
+
+    Args:
+        start: Attaches. Default: to the states that the query's processors declare, in the session's log.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        query: StreamingQuery,
+        previous: AutomaticRun | None,
+        start: Callable[[], Attachment] | None = None,
+    ) -> None:
         self.run_id = str(query.runId)
         self.error: Exception | None = None
         self.session = session
         self._query = query
         self._query_id = str(query.id)
         self._previous = previous
+        self._start = start
         self._attachment: Attachment | None = None
         self._changed = threading.Condition()
         self._ended = threading.Event()
@@ -171,7 +193,7 @@ class AutomaticRun(declared.DeclaredRun):
             self._previous._thread.join(LAST_BATCH_TIMEOUT_S)
             self._previous = None
         pause_s = RETRY_PAUSE_S
-        while self._wait_for_log() and not self._attach_until_end():
+        while (self._start is not None or self._wait_for_log()) and not self._attach_until_end():
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_PAUSE_S_MAX)
         if self._attachment is not None:
@@ -200,7 +222,7 @@ class AutomaticRun(declared.DeclaredRun):
     def _attach_until_end(self) -> bool:
         """Attach, and wait for the end of the run; False if attaching failed and is to be retried."""
         try:
-            attachment = attach(self._query, timeout_s=float("inf"))
+            attachment = attach(self._query, timeout_s=float("inf")) if self._start is None else self._start()
         except Exception as error:
             return self._handle_error(error)
         self._set_result(attachment, None)
@@ -220,7 +242,7 @@ class AutomaticRun(declared.DeclaredRun):
         if self._ended.is_set() or not self._query.isActive:
             logger.info("query %r has ended: %s", self._query.name, error)
         elif is_permanent:
-            logger.error("query %r: its declared states cannot be read: %s", self._query.name, error)
+            logger.error("query %r: its states cannot be read: %s", self._query.name, error)
         else:
             logger.warning("query %r: attaching failed and is retried: %s", self._query.name, error)
             self._set_result(None, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.sessions import execution_of, is_connect
 from state_backend.attach.aggregates import PlannedFunction, parse_aggregate
+from state_backend.attach.states import distinct_names
 from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
@@ -50,6 +51,41 @@ def functions_of(query: StreamingQuery) -> list[list[PlannedFunction]]:
         return []
 
 
+class Results(NamedTuple):
+    """The columns of an aggregation's result by their names: parts of the key, as the checkpoint names them; functions.
+
+    A column that is computed of several results is in neither.
+    """
+
+    keys: dict[str, str]
+    functions: tuple[str, ...]
+
+
+def results_of(plan: Any) -> list[Results]:
+    """Return the results of each streaming aggregation in an optimized plan."""
+    found = []
+    for aggregation, parent in _streaming_aggregates(plan, None):
+        grouping = list(_all(_physical(aggregation)._1()))
+        names = distinct_names([str(each.name()) for each in grouping])
+        by_id = {_id(each.toAttribute()): name for each, name in zip(grouping, names, strict=True)}
+        keys = {}
+        renamed = _renamed(parent)
+        for column in _all(_physical(aggregation)._3()):
+            source = column.child() if _kind(column) == "Alias" else column
+            if _kind(source) == "AttributeReference" and _id(source) in by_id:
+                keys[renamed.get(_id(column), str(column.name()))] = by_id[_id(source)]
+        functions = (each for each in _functions(aggregation, parent) if _is_known(each))
+        found.append(Results(keys, tuple(each.name for each in functions)))
+    return found
+
+
+def _is_known(function: PlannedFunction) -> bool:
+    try:
+        return parse_aggregate(function.text) is not None
+    except DescriptorError:
+        return False
+
+
 def _finished(query: StreamingQuery, functions: list[PlannedFunction], is_legacy: bool) -> Iterator[PlannedFunction]:
     for function in functions:
         try:
@@ -66,15 +102,26 @@ def _finished(query: StreamingQuery, functions: list[PlannedFunction], is_legacy
 
 def _aggregations(plan: Any, parent: Any) -> Iterator[list[PlannedFunction]]:
     """Yield the functions of each streaming aggregation, from the sink to the sources, as Spark numbers operators."""
+    for aggregation, above in _streaming_aggregates(plan, parent):
+        yield list(_functions(aggregation, above))
+
+
+def _streaming_aggregates(plan: Any, parent: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each streaming aggregation and the operator above it."""
     if plan.nodeName() == "Aggregate" and plan.isStreaming():
-        yield list(_functions(plan, parent))
+        yield plan, parent
     for child in _all(plan.children()):
-        yield from _aggregations(child, plan)
+        yield from _streaming_aggregates(child, plan)
+
+
+def _physical(aggregation: Any) -> Any:
+    """Return an aggregation's grouping, functions and results, as Spark plans it."""
+    jvm: Any = SparkContext._jvm
+    return jvm.org.apache.spark.sql.catalyst.planning.PhysicalAggregation.unapply(aggregation).get()
 
 
 def _functions(plan: Any, parent: Any) -> Iterator[PlannedFunction]:
-    jvm: Any = SparkContext._jvm
-    found = jvm.org.apache.spark.sql.catalyst.planning.PhysicalAggregation.unapply(plan).get()
+    found = _physical(plan)
     names = _names(found._3(), parent)
     first = 0
     for each in _all(found._2()):
@@ -86,12 +133,7 @@ def _functions(plan: Any, parent: Any) -> Iterator[PlannedFunction]:
 
 def _names(results: Any, parent: Any) -> dict[str, str]:
     """Return the names of columns that are the result of one function, by the id of the function's result."""
-    renamed = {}
-    if parent is not None and parent.nodeName() == "Project":
-        for column in _all(parent.projectList()):
-            source = column.child() if _kind(column) == "Alias" else column
-            if _kind(source) == "AttributeReference":
-                renamed[_id(source)] = str(column.name())
+    renamed = _renamed(parent)
     found = {}
     for column in _all(results):
         source = _result(column.child()) if _kind(column) == "Alias" else column
@@ -100,6 +142,17 @@ def _names(results: Any, parent: Any) -> dict[str, str]:
             if not name.startswith("_aggregateexpression"):
                 found[_id(source)] = name
     return found
+
+
+def _renamed(parent: Any) -> dict[str, str]:
+    """Return the names that a projection gives to columns, by the columns' ids."""
+    renamed = {}
+    if parent is not None and parent.nodeName() == "Project":
+        for column in _all(parent.projectList()):
+            source = column.child() if _kind(column) == "Alias" else column
+            if _kind(source) == "AttributeReference":
+                renamed[_id(source)] = str(column.name())
+    return renamed
 
 
 def _result(expression: Any) -> Any:

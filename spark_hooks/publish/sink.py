@@ -1,6 +1,6 @@
 """The sink: every micro-batch of a query becomes one epoch of a job's change log.
 
-    queryable(df, ...)               returns a DataStreamWriter whose foreachBatch function is set
+    sink_writer(df, ...)             returns a DataStreamWriter whose foreachBatch function is set, for `queryable`
     publish(batch_df, batch_id, ...) publishes one micro-batch from the user's own foreachBatch function
 
 Both validate their arguments before a row is read; `publisher` does the rest.
@@ -28,7 +28,7 @@ from spark_hooks.publish.shuffle_plan import check_shuffle_plan
 from spark_hooks.publish.sink_checks import SinkChecks
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING
-from spark_hooks.sessions import analyzed_plan, check_connect, is_connect
+from spark_hooks.sessions import analyzed_plan, is_connect
 from state_backend.codec.row_encoding import OnBadKey
 from state_backend.log.catch_up import CATCH_UP_TIMEOUT_S, check_timeout
 from state_backend.log.change_log import check_writable
@@ -108,7 +108,7 @@ def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> Non
         raise DescriptorError(f"{argument}= is one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
-def _sink_options_of(
+def sink_options_of(
     df: DataFrame,
     states: Sequence[str | StateDescriptor],
     arguments: StateArguments,
@@ -243,92 +243,8 @@ def _checked_states(
     return checked
 
 
-def queryable(
-    df: DataFrame,
-    *states: str | StateDescriptor,
-    mode: Mode = "update",
-    job: str | None = None,
-    log: str | Path | None = None,
-    wait_for_visibility: bool | float = False,
-    on_rewind: OnRewind = "refuse",
-    progress: bool | None = None,
-    takeover: bool = False,
-    catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
-    on_bad_key: OnBadKey = "fail",
-    record_time: str | None = None,
-    **columns: Unpack[StateArguments],
-) -> DataStreamWriter:
-    """Return a writer whose query publishes the rows of a streaming DataFrame as state for Redis clients.
-
-    Every micro-batch becomes one epoch of the change log: readers see all of its changes or none. Describe a single
-    state by its name and the arguments of `StateDescriptor`, several states by `StateDescriptor`s; one epoch has the
-    changes of all states. The arguments are validated here, before the query starts.
-
-    Args:
-        df: The streaming DataFrame.
-        *states: A state's name, or one or several `StateDescriptor`s.
-        mode: Spark's output mode: `update`, `append`, or `complete`, which replaces the states with every micro-batch.
-        job: The name that keys begin with. Default: the query's name.
-        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` sets.
-        wait_for_visibility: True, or a number of seconds: a micro-batch ends only when its epoch is readable on every
-            server that this driver started, or after that time (True: 10 seconds).
-        on_rewind: For a checkpoint that was set back to before the log's last epoch: `refuse` fails the query,
-            `truncate` drops the epochs that the query writes again.
-        progress: True: publish the query's progress (watermark, rates, observed metrics) as the hash `job:_progress`.
-            Default: the setting `spark.sparkis.progress`.
-        takeover: True: take the job over from another running query, which then fails.
-        catch_up_timeout: The seconds for which readers keep the old state at most while a query with a new checkpoint
-            catches up. 0: readers see the new state at once. None: no limit.
-        on_bad_key: For a row that cannot be written, such as one with a null in its key: `fail` fails the micro-batch,
-            `skip` leaves the row out, counts it, and logs one example of each micro-batch.
-        record_time: A timestamp column with the time of each record, such as Kafka's `timestamp`: servers then measure
-            the time from there until clients can read the record. Default: it is not measured.
-        **columns: For a single state: the arguments of `StateDescriptor`, such as `key=` and `value=`.
-
-    Returns:
-        Spark's `DataStreamWriter` with its sink set. Give it a name and a checkpoint, and start it.
-
-    Raises:
-        DescriptorError: The DataFrame is not streaming, a column is missing or has a type that cannot be written, two
-            states could make the same key, or an argument is invalid.
-        LogUnavailableError: The log's storage does not answer, or refuses access.
-
-    Examples:
-        >>> rows = spark.createDataFrame([("boiler", 81.5), ("cellar", 12.0)], "sensor string, temp double")
-        >>> rows.write.json(f"{path}/temps")
-        >>> temps = spark.readStream.schema(rows.schema).json(f"{path}/temps")
-
-        >>> writer = sparkis.queryable(temps, "temperature", key="sensor", value="temp", log=f"{path}/log")
-        >>> query = writer.queryName("sensors").option("checkpointLocation", f"{path}/checkpoint").start()
-        >>> query.processAllAvailable()
-        >>> query.stop()
-
-        >>> with sparkis.read_snapshot(f"{path}/log", "sensors") as snapshot:
-        ...     snapshot.value(b"sensors:temperature:boiler")
-        b'81.5'
-    """
-    check_connect(df)
-    if not isinstance(df, DataFrame):
-        raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
-    if not df.isStreaming:
-        raise DescriptorError(
-            "sparkis.queryable takes a streaming DataFrame, and this one is not (spark.readStream makes one)"
-        )
-    sink_options = _sink_options_of(
-        df,
-        states,
-        columns,
-        mode=mode,
-        job=job,
-        log=log,
-        wait_for_visibility=wait_for_visibility,
-        on_rewind=on_rewind,
-        progress=progress,
-        takeover=takeover,
-        catch_up_timeout=catch_up_timeout,
-        on_bad_key=on_bad_key,
-        record_time=record_time,
-    )
+def sink_writer(df: DataFrame, sink_options: SinkOptions) -> DataStreamWriter:
+    """Return a DataStreamWriter of a streaming DataFrame whose sink writes epochs."""
     if is_connect(df):
         # Imported here: it needs packages that only clients of Spark Connect have.
         from spark_hooks.publish.connect import ConnectQueryableWriter
@@ -446,7 +362,7 @@ def publish(
         if active is not None and active.run == run:
             active.publisher.check_not_committed(name, batch_id)
         if active is None or active.run != run or active.arguments != arguments:
-            sink_options = _sink_options_of(
+            sink_options = sink_options_of(
                 batch_df,
                 states,
                 columns,

@@ -93,8 +93,9 @@ class SinkChecks(_Writer):
         if trigger.get("realTime") is not None:
             raise DescriptorError(
                 "trigger(realTime=...): Spark refuses foreachBatch with this trigger, and this sink is a foreachBatch "
-                "function. Start the query with a sink of Real-Time Mode (Kafka, console, foreach), and read its state "
-                "with sparkis.attach(query); or use processingTime= or availableNow=True here"
+                "function. Pass freshness='record' to sparkis.queryable for an aggregation; or start the query with a "
+                "sink of Real-Time Mode (Kafka, console, foreach), and read its state with sparkis.attach(query); or "
+                "use processingTime= or availableNow=True here"
             )
         return super().trigger(**trigger)
 

@@ -44,6 +44,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
     ) -> None:
         super().__init__()
         self.log = log
+        self.has_proxy = has_proxy
         self._outlives_exit = port != 0 if outlives_exit is None else outlives_exit
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._server = DetachedServer(

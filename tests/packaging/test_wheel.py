@@ -14,6 +14,7 @@ import pytest
 import sparkis
 
 ROOT = Path(__file__).parents[2]
+WRITER = ROOT / "spark_hooks" / "real_time" / "sparkis-writer.jar"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -60,6 +61,13 @@ def test_every_module_of_the_checkout_is_in_it(names: list[str]) -> None:
     packages = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
     modules = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert modules <= set(names)
+
+
+@pytest.mark.skipif(not WRITER.exists(), reason="make setup has found no Java compiler")
+def test_the_compiled_writer_is_in_it_and_not_its_source(names: list[str]) -> None:
+    assert [name for name in names if "parkis" in name and name.endswith((".jar", ".java"))] == [
+        str(WRITER.relative_to(ROOT))
+    ]
 
 
 def test_the_page_has_its_templates_and_its_files(names: list[str]) -> None:
