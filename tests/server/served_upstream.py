@@ -14,6 +14,7 @@ from compat.conformance.servers import (
 from compat.conformance.wire import Connection
 from compat.processes import children_of
 from compat.waiting import eventually
+from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op
 from tests.server.overlay import ABSENT, OLD, STATES, VALUES
@@ -71,3 +72,27 @@ def wait_until_ready(client: Connection) -> None:
     for key, value in VALUES.items():
         eventually(lambda key=key: client.call("GET", key).plain, lambda found, is_=value: found == is_)  # type: ignore[misc]
     eventually(lambda: not client.call("GET", "nobody's").is_error)
+
+
+class StateServer:
+    """The state server behind a proxy, and its counts of calls."""
+
+    def __init__(self, proxy: Running, client: Connection) -> None:
+        self.pid = state_server_of(proxy.process.pid)
+        fields = dict(
+            field.split("=", 1) for field in Path(f"/proc/{self.pid}/environ").read_text().split("\0") if "=" in field
+        )
+        info = client.call("INFO", "proxy").plain.decode()
+        port = int(info.partition("server0:addr=127.0.0.1:")[2].partition(",")[0])
+        self.connection = Connection(port)
+        self.connection.call("AUTH", fields[SERVER_PASSWORD_VARIABLE])
+
+    def gets(self) -> int:
+        """Return the number of GETs that the state server has answered."""
+        found = self.connection.call("INFO", "commandstats").plain.decode().partition("cmdstat_get:calls=")[2]
+        return int(found.partition(",")[0] or 0)
+
+    def is_spared(self, client: Connection, key: str) -> bool:
+        """Return whether the proxy answers a GET of a stored key itself."""
+        there = self.gets()
+        return client.call("GET", key).plain is not None and self.gets() == there

@@ -12,31 +12,39 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compat.conformance.servers import Running, sparkis_server
+from compat.conformance.servers import redis_server, sparkis_program, sparkis_server
+from compat.conformance.wire import Connection
+from compat.fork_server import STARTS
 from compat.waiting import eventually
 from state_backend.codec import packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 from tests.server.nodes import PublishedNodes
+from tests.server.served_upstream import PROGRAM, StateServer
 from tests.unsafe_rows import unsafe_row
 
 TYPES = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}
-COLUMNS = {"sensor": "string", "n": "long", "temp": "double"}
+COLUMNS = {"sensor": "string", "n": "long", "temp": "double", "note": "string"}
 SCHEMA = json.dumps(
     {
         "type": "struct",
         "fields": [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in COLUMNS.items()],
     }
 )
-STATES = [StateDescriptor("max", key="sensor", value="temp"), StateDescriptor("all", key="sensor", value=("n", "temp"))]
+STATES = [
+    StateDescriptor("max", key="sensor", value="temp"),
+    StateDescriptor("all", key="sensor", value=("n", "temp")),
+    StateDescriptor("note", key="sensor", value="note"),
+]
+Row = tuple[Any, ...]
 PATHS = [pytest.param(False, marks=pytest.mark.compiled, id="core"), pytest.param(True, id="pure")]
 
 
-def frame(*rows: tuple[str, int, float]) -> bytes:
-    """Return rows as the query's writer sends them."""
+def frame(*rows: Row) -> bytes:
+    """Return rows as the query's writer sends them; a row of three columns has no note."""
     kind = pa.struct([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
-    encoded = [unsafe_row(row, kind) for row in rows]
+    encoded = [unsafe_row((*row, None)[:4], kind) for row in rows]
     return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
 
 
@@ -53,9 +61,9 @@ def committed(sensor: str, n: int, temp: float) -> list[Change]:
 class Query:
     """A query's writer and its attachment: rows to a server, epochs into the log."""
 
-    def __init__(self, server: Running, log: LogWriter, stack: ExitStack) -> None:
+    def __init__(self, connection: Connection, log: LogWriter) -> None:
         self._log = log
-        self.connection = stack.enter_context(server.connect())
+        self.connection = connection
         self.run = "first run"
 
     def fresh(self, *words: Any) -> Any:
@@ -66,10 +74,10 @@ class Query:
     def open(self, batch: int, partition: int = 0, schema: str = SCHEMA) -> Any:
         return self.fresh("OPEN", "job", self.run, batch, partition, schema)
 
-    def rows(self, batch: int, *rows: tuple[str, int, float], partition: int = 0) -> Any:
+    def rows(self, batch: int, *rows: Row, partition: int = 0) -> Any:
         return self.fresh("ROWS", "job", self.run, batch, partition, frame(*rows))
 
-    def commit(self, *rows: tuple[str, int, float]) -> int:
+    def commit(self, *rows: Row) -> int:
         """Commit an epoch, and wait until the server has it."""
         epoch = self._log.publish([change for row in rows for change in committed(*row)])
         eventually(lambda: self.facts("job")["applied"], lambda applied: applied == epoch, "the epoch")
@@ -91,7 +99,7 @@ class World:
         log = stack.enter_context(LogWriter(folder / "log", "job", STATES))
         log.publish([change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)])
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, is_pure=is_pure))
-        self.query = Query(self.server, log, stack)
+        self.query = Query(stack.enter_context(self.server.connect()), log)
         self.client = stack.enter_context(self.server.connect())
         eventually(lambda: self.query.facts("job").get("stale") == 0, awaited="a heartbeat")
 
@@ -129,6 +137,17 @@ def test_reads_of_a_key_give_the_newest_row(world: World) -> None:
     assert world.call("GET", "job:all:new").startswith(b"WRONGTYPE")
     assert world.call("OBJECT", "ENCODING", "job:max:new") is not None
     assert world.call("STATE", "LOCATE", "job:max:new")[5] == b"max"
+
+
+def test_a_long_value_is_read_in_steps_and_in_parts(world: World) -> None:
+    note = "n" * 900_000
+    world.query.open(1)
+    assert world.query.rows(1, ("a", 7, 70.5, note)) == b"OK"
+    assert world.call("GET", "job:note:a") == note.encode()
+    assert world.call("STRLEN", "job:note:a") == len(note)
+    assert world.call("GETRANGE", "job:note:a", 899_998, -1) == b"nn"
+    assert world.call("MGET", "job:note:a", "job:max:a", "job:note:b") == [note.encode(), b"70.5", None]
+    assert world.client.call_each("MULTI", "GET job:note:a", "EXEC") == [b"OK", b"QUEUED", [None]]
 
 
 def test_lists_and_counts_of_keys_have_committed_ones_only(world: World) -> None:
@@ -255,7 +274,7 @@ def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_
     with ExitStack() as stack:
         first = [change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)]
         nodes = PublishedNodes(tmp_path, stack, STATES, first)
-        queries = [Query(server, nodes.writer, stack) for server in nodes.servers]
+        queries = [Query(stack.enter_context(server.connect()), nodes.writer) for server in nodes.servers]
         for query in queries:
             eventually(lambda query=query: query.facts("job").get("stale") == 0, awaited="a heartbeat")
             assert query.open(1) == b"OK"
@@ -273,6 +292,32 @@ def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_
         assert client.call("HGET", "job:all:a", "n").plain == b"7"
         assert client.call("STATE", "FRESH", "OPEN", "job", "r", 1, 0, SCHEMA).is_error
         assert client.call("STATE", "FRESHNESS", "COMMITTED").is_error
+
+
+@pytest.mark.compiled
+def test_a_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_state_server(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        # The password of a state server is in its own environment only.
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS, "yes")
+        log = stack.enter_context(LogWriter(tmp_path / "log", "job", STATES))
+        log.publish(committed("a", 1, 1.5))
+        upstream = stack.enter_context(redis_server(tmp_path))
+        options = ("--log", str(tmp_path / "log"), "--store", str(tmp_path / "store"))
+        owners = ("--ownership", str(tmp_path / "owners"), "--upstream", f"redis://127.0.0.1:{upstream.port}")
+        proxy = stack.enter_context(sparkis_program(PROGRAM, "--port", "0", *options, *owners))
+        client = stack.enter_context(proxy.connect())
+        eventually(lambda: client.call("GET", "job:max:a").plain, lambda found: found == b"1.5")
+        state_server = StateServer(proxy, client)
+        query = Query(state_server.connection, log)
+        eventually(lambda: state_server.is_spared(client, "job:max:a"))
+        eventually(lambda: query.facts("job").get("stale") == 0, awaited="a heartbeat")
+        assert query.open(1) == b"OK"
+        assert query.rows(1, ("a", 7, 70.5), ("new", 7, 7.5)) == b"OK"
+        eventually(
+            lambda: client.call("MGET", "job:max:a", "job:max:new").plain, lambda found: found == [b"70.5", b"7.5"]
+        )
+        assert query.rows(1, ("a", 8, 80.5)) == b"OK"
+        assert client.call("GET", "job:max:a").plain == b"80.5"
 
 
 def test_mistakes_of_a_writer_are_named(world: World) -> None:

@@ -20,7 +20,6 @@ from compat.conformance.wire import Connection, request
 from compat.examples import examples
 from compat.fork_server import STARTS
 from compat.waiting import eventually
-from resp_server.net.children import SERVER_PASSWORD_VARIABLE
 from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -28,7 +27,7 @@ from state_backend.model.records import Change, Op
 from tests.meanwhile import meanwhile, repeated
 from tests.server.caching import CachingClient, turns_of
 from tests.server.overlay import ABSENT, OLD, VALUES
-from tests.server.served_upstream import PROGRAM, Scene, state_server_of, wait_until_ready
+from tests.server.served_upstream import PROGRAM, Scene, StateServer, state_server_of, wait_until_ready
 
 pytestmark = pytest.mark.compiled
 
@@ -53,30 +52,6 @@ def client(server: Running) -> Iterator[Connection]:
     with server.connect() as connection:
         wait_until_ready(connection)
         yield connection
-
-
-class StateServer:
-    """The state server behind a proxy, and its counts of calls."""
-
-    def __init__(self, proxy: Running, client: Connection) -> None:
-        self.pid = state_server_of(proxy.process.pid)
-        fields = dict(
-            field.split("=", 1) for field in Path(f"/proc/{self.pid}/environ").read_text().split("\0") if "=" in field
-        )
-        info = client.call("INFO", "proxy").plain.decode()
-        port = int(info.partition("server0:addr=127.0.0.1:")[2].partition(",")[0])
-        self._connection = Connection(port)
-        self._connection.call("AUTH", fields[SERVER_PASSWORD_VARIABLE])
-
-    def gets(self) -> int:
-        """Return the number of GETs that the state server has answered."""
-        found = self._connection.call("INFO", "commandstats").plain.decode().partition("cmdstat_get:calls=")[2]
-        return int(found.partition(",")[0] or 0)
-
-    def is_spared(self, client: Connection, key: str) -> bool:
-        """Return whether the proxy answers a GET of a stored key itself."""
-        there = self.gets()
-        return client.call("GET", key).plain is not None and self.gets() == there
 
 
 def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Running, client: Connection) -> None:
