@@ -195,7 +195,10 @@ class ServerContext:
 
     def release_fresh_epochs(self) -> None:
         """Move to the newest fresh values, if there are any: LMDB does not reuse the pages of older ones."""
-        if any(job.fresh is not None for job in self.keyspace.jobs.values()):
+        tables = {name: job.fresh for name, job in self.keyspace.jobs.items() if job.fresh is not None}
+        writers = self.fresh_writers.items()
+        self.fresh_writers = {name: writer for name, writer in writers if writer.values is tables.get(name)}
+        if tables:
             self.renew_all()
 
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:

@@ -104,8 +104,10 @@ class LocalJobCatalog(JobCatalog):
         served = self._keyspace.jobs.get(job)
         if served is not None:
             updated = self._keyspace.jobs[job] = replace(served, **fields)
-            if updated.fresh is not None:
-                updated.fresh.clear() if updated.is_stale else updated.fresh.settle(updated.store.applied.epoch)
+            if updated.fresh is not None and updated.is_stale:
+                updated.fresh.clear()
+            elif updated.fresh is not None:
+                updated.fresh.settle(updated.store.applied.epoch)
             self._keyspace.on_epoch(job)
 
     def hide(self, job: str) -> None:
@@ -135,6 +137,7 @@ class LocalJobCatalog(JobCatalog):
         is_new = store is None or store.path != path
         if store is None or is_new:
             store = LmdbStore(path, event["generation"], is_reader=True, as_of_ms=event.get("as_of_ms"))
+        served = self._keyspace.jobs.get(job)
         made = Job(
             job,
             event["generation"],
@@ -146,6 +149,7 @@ class LocalJobCatalog(JobCatalog):
             as_of_ms=event.get("as_of_ms"),
             log=event.get("log", ""),
             log_id=event.get("log_id", ""),
+            fresh=None if is_new or served is None else served.fresh,
         )
         try:
             self._keyspace.check(made)

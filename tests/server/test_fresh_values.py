@@ -16,10 +16,14 @@ from compat.conformance.servers import redis_server, sparkis_program, sparkis_se
 from compat.conformance.wire import Connection
 from compat.fork_server import STARTS
 from compat.waiting import eventually
+from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.codec import packed_map
+from state_backend.fresh.values import FreshValues, folder_of
+from state_backend.lmdb.store import LmdbStore
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
+from state_backend.store.keyspace import Keyspace
 from tests.server.nodes import PublishedNodes
 from tests.server.served_upstream import PROGRAM, StateServer
 from tests.unsafe_rows import unsafe_row
@@ -318,6 +322,20 @@ def test_a_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_stat
         )
         assert query.rows(1, ("a", 8, 80.5)) == b"OK"
         assert client.call("GET", "job:max:a").plain == b"80.5"
+
+
+def test_a_job_that_is_opened_again_keeps_the_values_beside_its_store(tmp_path: Path) -> None:
+    keyspace = Keyspace()
+    catalog = LocalJobCatalog(keyspace)
+    for path in (tmp_path / "one", tmp_path / "two"):
+        LmdbStore(path, "g").close()
+        event = {"path": str(path), "generation": "g", "states": [], "is_incomplete": False, "renamed_from": None}
+        catalog.serve(catalog.prepare("job", event))
+        assert keyspace.jobs["job"].fresh is None
+        fresh = FreshValues(folder_of(path, "server"), "g", 1 << 20)
+        keyspace.show_fresh("job", fresh)
+        catalog.serve(catalog.prepare("job", event))
+        assert keyspace.jobs["job"].fresh is fresh
 
 
 def test_mistakes_of_a_writer_are_named(world: World) -> None:
