@@ -78,13 +78,20 @@ def repository_of(address: str, tag: str, built: Sequence[str] = ()) -> Path:
         fetched = folder.with_suffix(".new")
         shutil.rmtree(fetched, ignore_errors=True)
         print(f"fetching {address} at {tag}, and installing its packages", flush=True)
-        quiet = ["-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1"]
-        subprocess.run(["git", *quiet, "--branch", tag, address, str(fetched)], check=True)
+        _clone(address, tag, fetched)
         subprocess.run(["npm", "ci", *NPM_OPTIONS], cwd=fetched, check=True)
         if built:
             subprocess.run(["npx", "tsc", "--build", *built], cwd=fetched, check=True)
         fetched.rename(folder)
     return folder
+
+
+def _clone(address: str, tag: str, folder: Path) -> None:
+    """Clone a repository at a tag, without its documentation: its files are not even fetched."""
+    partial = ("--quiet", "--depth", "1", "--filter=blob:none", "--no-checkout", "--branch", tag)
+    subprocess.run(["git", "clone", *partial, address, str(folder)], check=True)
+    subprocess.run(["git", "sparse-checkout", "set", "--no-cone", "/*", "!/docs/"], cwd=folder, check=True)
+    subprocess.run(["git", "checkout", "--quiet"], cwd=folder, check=True)
 
 
 def python_version(package: str, name: str) -> str:
