@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from resp_server.client.fields import ConnectionFields
 from resp_server.client.write_queue import WriteQueue
+from resp_server.net.transports import end_now
 from resp_server.pipeline.context import ServerContext
 
 log = logging.getLogger("sparkis.clients")
@@ -141,6 +142,14 @@ class ClientOutput:
         """Close the connection after all output is sent."""
         self._write_queue.flush()
         self._transport.close()
+
+    def cut(self, reason: str) -> None:
+        """Abort, and let the client see its end before other clients get their next replies.
+
+        Its session must have been removed: whoever sees the end finds no subscription of it any more.
+        """
+        end_now(self._transport)
+        self.abort(reason)
 
     def abort(self, reason: str) -> None:
         """Close the connection now, without sending more; `reason` is logged."""

@@ -354,7 +354,7 @@ class Server(Clients, ConnectionHost):
         connection = self._connections.get(session_id)
         if connection is not None:
             self.remove(session_id)
-            connection.output.abort(reason)
+            connection.output.cut(reason)
 
     def resume(self) -> None:
         for connection in self._connections.values():

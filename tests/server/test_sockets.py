@@ -209,6 +209,18 @@ def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable
     eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
 
 
+def test_killed_client_sees_its_end_before_client_kill_is_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    killer = running.connect()
+    killer.answers(PING, PONG)
+    for number in range(2, 52):
+        killed = running.connect()
+        killed.answers(PING, PONG)
+        killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"%d" % number), b":1\r\n")
+        killed.socket.setblocking(False)
+        assert killed.socket.recv(1) == b""  # BlockingIOError: not yet
+
+
 def test_client_that_kills_itself_gets_earlier_replies(start: Callable[..., Any]) -> None:
     running = start()
     for end, last in [(b"QUIT\r\n", b"+OK\r\n"), (b"*x\r\n", b"-ERR Protocol error: invalid multibulk length\r\n")]:
