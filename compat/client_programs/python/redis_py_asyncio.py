@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Any
 
-import redis
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
@@ -18,7 +16,7 @@ from compat.client_programs.python.steps import (
     all_texts,
     ask,
     async_step,
-    error_text,
+    async_until_equal,
     text,
 )
 
@@ -146,23 +144,10 @@ async def cluster() -> None:
         await async_step("a map", lambda: client.hgetall("job:map:flight"))
         ask("kill", text(7))
         await async_step(
-            "after a server's end", lambda: until_equal(lambda: client.mget_nonatomic(all_texts()), expected)
+            "after a server's end", lambda: async_until_equal(lambda: client.mget_nonatomic(all_texts()), expected)
         )
         ask("put", "job:text:live", "2")
-        await async_step("a new value after it", lambda: until_equal(lambda: client.get("job:text:live"), "2"))
-
-
-async def until_equal(find: Any, expected: Any) -> Any:
-    """Call until the result is the expected one, and return it; errors meanwhile are no results."""
-    end = monotonic() + WAIT_S_MAX
-    while True:
-        try:
-            found = await find()
-        except redis.RedisError as error:
-            found = error_text(error)
-        if found == expected or monotonic() > end:
-            return found
-        await asyncio.sleep(0.01)
+        await async_step("a new value after it", lambda: async_until_equal(lambda: client.get("job:text:live"), "2"))
 
 
 asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from os import environ
@@ -44,11 +45,11 @@ def step(name: str, body: Callable[[], Any]) -> None:
     print(f"{name}: {result}", flush=True)
 
 
-async def async_step(name: str, body: Callable[[], Awaitable[Any]]) -> None:
-    """Print what a coroutine returns, or its error."""
+async def async_step(name: str, body: Callable[[], Awaitable[Any]], errors: type[Exception] = redis.RedisError) -> None:
+    """Print what a coroutine returns, or its error. errors: the client's."""
     try:
         result = repr(await body())
-    except redis.RedisError as error:
+    except errors as error:
         result = error_text(error)
     print(f"{name}: {result}", flush=True)
 
@@ -76,3 +77,18 @@ def until_equal(find: Callable[[], Any], expected: Any) -> Any:
         if found == expected or monotonic() > end:
             return found
         sleep(0.01)
+
+
+async def async_until_equal(
+    find: Callable[[], Awaitable[Any]], expected: Any, errors: type[Exception] = redis.RedisError
+) -> Any:
+    """Call until the result is the expected one, and return it; errors meanwhile are no results."""
+    end = monotonic() + WAIT_S_MAX
+    while True:
+        try:
+            found = await find()
+        except errors as error:
+            found = error_text(error)
+        if found == expected or monotonic() > end:
+            return found
+        await asyncio.sleep(0.01)

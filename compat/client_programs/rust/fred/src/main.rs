@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fred::prelude::*;
+use fred::types::client::ClientKillFilter;
+use fred::util::redis_keyslot;
 use steps::*;
 use tokio::time::{sleep, timeout, Instant};
 
@@ -21,6 +23,9 @@ async fn main() {
         .unwrap();
     client.init().await.unwrap();
     reads(&client).await;
+    if place() == "upstream" {
+        without_policy(&client).await;
+    }
     match place().as_str() {
         "cluster" => ends(&client).await,
         "upstream" => writes(&client).await,
@@ -99,7 +104,21 @@ async fn writes(client: &Client) {
     step("DEL", client.del::<i64, _>(vec!["own:lock", "own:list", "own:counter", "own:text"]).await);
 }
 
+/// Kill the connection of a client at its defaults: its next request waits for ever.
+async fn without_policy(client: &Client) {
+    let other = Builder::from_config(client.client_config()).build().unwrap();
+    other.init().await.unwrap();
+    let id = other.client_id::<i64>().await.unwrap();
+    step("CLIENT KILL", client.client_kill::<i64>(vec![ClientKillFilter::ID(id.to_string())]).await);
+    let end = Instant::now() + WAIT_MAX;
+    while other.is_connected() && Instant::now() < end {
+        sleep(Duration::from_millis(10)).await;
+    }
+    step("without a policy, within 5 s", timeout(Duration::from_secs(5), other.get::<String, _>(text(7))).await);
+}
+
 async fn ends(client: &Client) {
+    let alone = at_owner(client).await;
     ask("kill job:text:007");
     let end = Instant::now() + WAIT_MAX;
     let mut found = all(client).await;
@@ -108,4 +127,15 @@ async fn ends(client: &Client) {
         found = all(client).await;
     }
     step("after a server's end", found);
+    step("a client that knows its address only, within 5 s", timeout(Duration::from_secs(5), alone.get::<String, _>(text(7))).await.map(|found| found.is_ok()));
+}
+
+/// Return a client whose configuration has one address, of the node that is going to end.
+async fn at_owner(client: &Client) -> Client {
+    let state = client.cached_cluster_state().unwrap();
+    let node = state.get_server(redis_keyslot(text(7).as_bytes())).unwrap();
+    let config = Config { server: ServerConfig::new_clustered(vec![(node.host.to_string(), node.port)]), ..client.client_config() };
+    let alone = Builder::from_config(config).set_policy(client.client_reconnect_policy().unwrap()).build().unwrap();
+    alone.init().await.unwrap();
+    alone
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use redis::cluster::{cluster_pipe, ClusterClient};
 use redis::{cmd, pipe, AsyncCommands, Client, Commands, Connection, RedisResult, Script, Value};
 use steps::*;
+use tokio::time::timeout;
 
 fn main() {
     if place() == "cluster" {
@@ -130,14 +131,16 @@ fn cluster() {
     step("a map", own.hgetall::<_, BTreeMap<String, String>>("job:map:flight"));
     let tokio = tokio::runtime::Runtime::new().unwrap();
     step("MGET of tokio", tokio.block_on(tokio_texts(&client)));
+    let mut before = tokio.block_on(client.get_async_connection()).unwrap();
     refused_writes();
 
-    // A connection does not look for new nodes after the end of one, so a program opens another.
+    // The synchronous connection does not look for new nodes after the end of one, so a program opens another.
     ask("kill job:text:007");
     let again = || client.get_connection().and_then(|mut new| new.mget::<_, Vec<String>>(&all_texts()));
     step("after a server's end", until(again, |found| found.len() == TEXTS));
     step("the connection of before", own.get::<_, String>(text(7)));
     step("the same of tokio", until(|| tokio.block_on(tokio_texts(&client)), |found| found.len() == TEXTS));
+    step("tokio's connection of before", tokio.block_on(async { timeout(WAIT_MAX, before.get::<_, String>(text(7))).await }));
     ask("put job:text:live 2");
     let live = || client.get_connection().and_then(|mut new| new.get::<_, String>("job:text:live"));
     step("a new value after it", until(live, |found| found == "2"));
