@@ -2,13 +2,14 @@
 # Build the image of deploy/container/Containerfile for `make test-image`, as root, and unpack it in build/image/root.
 #
 # The base is no download: debootstrap makes a Debian with the same Python and nothing that the official image lacks, and it is
-# imported under the base's name. `chroot` isolation needs no cgroups, and no engine that runs.
+# imported under the base's name. `chroot` isolation needs no cgroups.
 set -eu
 [ "$(id -u)" = 0 ] || exit 0
 suite=trixie # its Python is that of deploy/container/Containerfile
 sh scripts/program.sh debootstrap debootstrap
-sh scripts/program.sh systemd-nspawn systemd systemd-container
 sh scripts/program.sh podman podman
+sh scripts/program.sh iptables iptables # podman publishes ports by it
+sh scripts/program.sh ip iproute2 iproute2
 
 folder=$PWD/build/image
 base=$(sed -n 's/^FROM \([^ ]*\)$/\1/p' deploy/container/Containerfile)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from tests.builders import put_value, value_state, write_log
-from tests.image.image import ROOT, inspected, running
-from tests.nspawn import START_S_MAX, Container
+from tests.image.image import LIMITS, NAME, ROOT, TAG, Engine, engine, printed_command
 
 USER = 10001
 PASSWORD = "secret"
@@ -22,48 +19,38 @@ IMAGE_MB_MAX, ADDED_MB_MAX = 300, 180
 MB = 1_000_000
 
 
-def replies(container: Container, *requests: bytes) -> bytes:
-    """Return what a new connection replies; nothing if there is none yet."""
-    with container.network():
-        try:
-            client = socket.create_connection(("127.0.0.1", 7379), WAIT_S_MAX)
-        except OSError:
-            return b""
-    with client:
+def replies(podman: Engine, *requests: bytes) -> bytes:
+    """Return what a new connection to the published port replies; nothing if it fails."""
+    with podman.network(), suppress(OSError), socket.create_connection(("127.0.0.1", 7379), WAIT_S_MAX) as client:
         client.sendall(b"".join(requests) + request("QUIT"))
         return b"".join(iter(lambda: client.recv(4096), b""))
+    return b""  # the port is published before the server listens
 
 
 def test_container_serves_a_log_is_healthy_and_ends_at_sigterm(tmp_path: Path) -> None:
-    log, store = tmp_path / "log", tmp_path / "store"
+    log = tmp_path / "log"
     write_log(log, "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
-    store.mkdir(mode=0o750)
-    os.chown(store, USER, USER)
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
-    with running(log, store, tmp_path / "output", SPARKIS_PASSWORD=PASSWORD) as container:
-        eventually(
-            lambda: replies(container, LOGIN, request("GET", "job:s:a")),
-            lambda reply: reply.startswith(b"+OK\r\n$1\r\n1\r\n"),
-            awaited=lambda: (tmp_path / "output").read_text(),
-            timeout_s=START_S_MAX,
+    podman, run, *options, _ = printed_command()
+    assert [podman, run] == ["podman", "run"]
+    options = [option.replace("/data/log", str(log)) for option in options]
+    with engine() as started:
+        started.podman(
+            "run", "--detach", "--replace", "--name", NAME, *LIMITS, *options, TAG, SPARKIS_PASSWORD=PASSWORD
         )
-        assert b"-NOAUTH" in replies(container, request("GET", "job:s:a"))
-        health = shlex.join(inspected()["Healthcheck"]["Test"][1:])
-        container.run(f"SPARKIS_PASSWORD={PASSWORD} {health}")
-        assert {os.stat(f"/proc/{each}").st_uid for each in _processes(container)} == {USER}
-        os.kill(container.first, signal.SIGTERM)
-        assert container.process.wait(START_S_MAX) == 0
-    assert "ended" in (tmp_path / "output").read_text()
-
-
-def _processes(container: Container) -> list[int]:
-    """Return the processes of the container, by their ids here."""
-    found, waiting = [], [container.first]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += map(int, Path(f"/proc/{found[-1]}/task/{found[-1]}/children").read_text().split())
-    return found
+        eventually(
+            lambda: replies(started, LOGIN, request("GET", "job:s:a")),
+            lambda reply: reply.startswith(b"+OK\r\n$1\r\n1\r\n"),
+            awaited=lambda: started.podman("logs", NAME),
+        )
+        assert b"-NOAUTH" in replies(started, request("GET", "job:s:a"))
+        started.podman("healthcheck", "run", NAME)
+        users = started.podman("top", NAME, "huser").split()[1:]
+        assert set(users) == {str(USER)}
+        started.podman("kill", "--signal", "TERM", NAME)
+        assert started.podman("wait", NAME).startswith("0\n")
+        assert "ended" in started.podman("logs", NAME)
 
 
 def test_image_is_as_small_as_the_page_says() -> None:

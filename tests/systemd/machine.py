@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compat.waiting import eventually
-from tests.nspawn import START_S_MAX, Container, started
+from tests.systemd.nspawn import START_S_MAX, Container, started
 
 ROOT = Path(__file__).parents[2]
 DEBIAN = ROOT / "build" / "debian"
