@@ -49,6 +49,8 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
     private static final int FLUSH_MS = 2;
     // A request has about this size at most: a server handles it in a few milliseconds (guess).
     private static final int FRAME_BYTES = 1 << 16;
+    // A request's rows have at most 1 MiB (proto-max-bulk-len of a server): a frame, and one row more.
+    private static final int ROW_BYTES_MAX = (1 << 20) - FRAME_BYTES - 4;
     // What waits for one server in one executor.
     private static final int WAITING_BYTES_MAX = 8 << 20;
     private static final int TIMEOUT_MS = 10000;
@@ -223,7 +225,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         }
 
         synchronized void add(Stream stream, byte[] row) {
-            if (isAway) {
+            if (isAway || row.length > ROW_BYTES_MAX) {
                 stream.dropped++;
                 return;
             }

@@ -100,7 +100,7 @@ class RecordWriter(SinkChecks, DataStreamWriter):
             job=job,
             log=chosen.log,
             takeover=chosen.takeover,
-            progress=chosen.has_progress or None,
+            progress=chosen.has_progress,
             catch_up_timeout=chosen.catch_up_timeout_s,
             timeout_s=float("inf"),
         )
