@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -156,20 +157,35 @@ NO_ANSWERS = [
     b"-MOVED 7 a..b:1\r\n",
     b">2\r\n$7\r\nchanged\r\n$4\r\n:1\r\n\r\n$1\r\na\r\n",
 ]
+NO_ANSWERS_OF_UPSTREAMS = [
+    b"",
+    b"*1\r\n+OK\r\n" * 9,
+    b"$9999999\r\n",
+    b"%-1\r\n$1\r\na\r\n",
+    b"-MOVED 7 a..b:1\r\n" * 5,
+]
 
 
-@pytest.mark.parametrize("said", NO_ANSWERS)
-@pytest.mark.parametrize("asked", range(len(REQUESTS)), ids=lambda at: b" ".join(REQUESTS[at][-1]).decode())
+def pairs(requests: Sequence[Sequence[Sequence[bytes]]], said: Sequence[bytes]) -> list[Any]:
+    """Pair the number of each request with each of these texts; slow is every second pair, of what others have, too."""
+    return [
+        pytest.param(
+            asked,
+            text,
+            id=f"{b' '.join(words[-1]).decode()}-{number}",
+            marks=[pytest.mark.slow] if (asked + number) % 2 else [],
+        )
+        for asked, words in enumerate(requests)
+        for number, text in enumerate(said)
+    ]
+
+
+@pytest.mark.parametrize(("asked", "said"), pairs(REQUESTS, NO_ANSWERS))
 def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_servers(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED, 0, asked]) + said)
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"*1\r\n+OK\r\n" * 9, b"$9999999\r\n", b"%-1\r\n$1\r\na\r\n", b"-MOVED 7 a..b:1\r\n" * 5]
-)
-@pytest.mark.parametrize(
-    "asked", range(len(UPSTREAM_REQUESTS)), ids=lambda at: b" ".join(UPSTREAM_REQUESTS[at][-1]).decode()
-)
+@pytest.mark.parametrize(("asked", "said"), pairs(UPSTREAM_REQUESTS, NO_ANSWERS_OF_UPSTREAMS))
 def test_clients_of_proxy_get_replies_for_any_bytes_of_its_upstream(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED | PROXY, 0, asked]) + said)
 
