@@ -176,6 +176,9 @@ INFO_FIELDS = {
     "keys": "keys",
     "store_bytes": "store_bytes",
     "as_of": "as_of",
+    "fresh_keys": "fresh_keys",
+    "fresh_batch": "fresh_batch",
+    "fresh_age_ms": "fresh_age_ms",
 }
 INFO_NAMES = frozenset(INFO_FIELDS.values())
 # What INFO says of a fact that a job does not have; `unknown`, if it is not here.
@@ -215,6 +218,8 @@ def info_text(row: Row) -> str:
     found = {field: row.get(name) for field, name in INFO_FIELDS.items()}
     if found["as_of"] is None:
         del found["as_of"]
+    if found["fresh_batch"] is None:  # no value is shown before its commit
+        found = {field: value for field, value in found.items() if not field.startswith("fresh_")}
     return ",".join(
         f"{field}={INFO_NONE.get(field, 'unknown') if value is None else value}" for field, value in found.items()
     )

@@ -33,6 +33,7 @@ from state_backend.history.limits import COUNT_DEFAULT, COUNT_MAX
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import Job
+from state_backend.store.uncommitted import FreshFacts
 
 O_JOBS = "O(N) where N is the number of jobs"
 
@@ -79,10 +80,11 @@ def state_describe(context: CommandContext, name: bytes) -> Reply:
         raise GenericError(
             f"no such state '{client_text(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}"
         )
-    return _description(job, state)
+    applied = context.view.snapshot_of(job.name).applied
+    return _description(job, state, None if job.fresh is None else job.fresh.facts(applied.epoch))
 
 
-def _description(job: Job, state: StateDescriptor) -> Reply:
+def _description(job: Job, state: StateDescriptor, fresh: FreshFacts | None) -> Reply:
     return {
         b"job": job.name.encode(),
         b"state": state.name.encode(),
@@ -103,6 +105,7 @@ def _description(job: Job, state: StateDescriptor) -> Reply:
         b"by": _text(state.by),
         b"by_columns": [column.encode() for column in state.by_columns],
         b"where": _text(state.where),
+        b"fresh_keys": 0 if fresh is None else fresh.keys_of.get(state.name, 0),
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,7 +123,7 @@ class FreshValues:
         shown = [(layer, notes) for layer, notes in zip(self._layers, self._notes(), strict=True)]
         shown = [(layer, notes) for layer, notes in shown if _batch_of(notes) > applied_epoch]
         return FreshFacts(
-            sum(layer.applied.key_count for layer, _ in shown),
+            sum((Counter(layer.applied.keys) for layer, _ in shown), Counter()),
             max((notes["batch"] for _, notes in shown), default=None),
             min((notes["since_ms"] for _, notes in shown), default=None),
             first.get("incomplete", -1) > applied_epoch,

@@ -16,16 +16,21 @@ class FreshFacts(NamedTuple):
     """What is known of a job's fresh values, in this process.
 
     Args:
-        keys: The number of keys; a key that two batches have counts twice.
+        keys_of: The number of keys of each state; a key that two batches have counts twice.
         batch: The newest batch that has values; None: there are none.
         since_ms: When the oldest batch that has values began to send them; None: there are none.
         is_incomplete: The newest batch lacks rows: its writer dropped some, or there was no room for them.
     """
 
-    keys: int = 0
+    keys_of: Mapping[str, int] = {}
     batch: int | None = None
     since_ms: int | None = None
     is_incomplete: bool = False
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of all states."""
+        return sum(self.keys_of.values())
 
 
 class FreshSnapshot(Snapshot):

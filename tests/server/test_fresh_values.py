@@ -251,6 +251,9 @@ def test_facts_tell_how_much_is_not_committed(world: World) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5), ("new", 7, 70.5))
     assert fresh() == [4, 1, 0]
+    described = world.call("STATE", "DESCRIBE", "job:max")
+    assert described[described.index(b"fresh_keys") + 1] == 2
+    assert b",fresh_keys=4,fresh_batch=1,fresh_age_ms=" in world.call("INFO", "sparkis")
     assert world.query.facts("job")["fresh_age_ms"] >= 0
     world.query.fresh("CLOSE", "job", world.query.run, 1, 0, 2, 1)
     assert fresh() == [4, 1, 1]

@@ -45,11 +45,11 @@ def test_the_last_row_of_a_key_is_shown_until_its_epoch(values: FreshValues) -> 
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 0, {b"a": b"2"})
     assert (shown(values, b"a"), shown(values, b"b"), shown(values, b"c")) == (b"2", b"1", None)
-    assert values.facts(-1) == (2, 0, 1_000, False)
+    assert values.facts(-1) == ({"v": 2}, 0, 1_000, False)
     assert shown(values, b"a", applied=0) is None  # also before the layer is cleared
     values.settle(0)
     assert shown(values, b"a") is None
-    assert values.facts(0) == (0, None, None, False)
+    assert values.facts(0) == ({}, None, None, False)
 
 
 def test_a_later_batch_is_shown_before_an_earlier_one_and_outlives_it(values: FreshValues) -> None:
@@ -96,7 +96,7 @@ def test_a_batch_without_room_shows_nothing_and_the_next_one_does(values: FreshV
     with pytest.raises(StoreFullError, match="batch 0"):
         put(values, "run", 0, {b"large": bytes(1 << 20)})
     assert shown(values, b"a") is None
-    assert values.facts(-1) == (0, None, None, True)
+    assert values.facts(-1) == ({}, None, None, True)
     with pytest.raises(StoreFullError, match="batch 0"):
         put(values, "run", 0, {b"a": b"1"})
     assert put(values, "run", 1, {b"a": b"2"})
