@@ -49,7 +49,11 @@ def settings(kind: Callable[..., Any], **others: Any) -> Any:
 
 
 async def cluster_client(**others: Any) -> Any:
-    return await glide.GlideClusterClient.create(settings(glide.GlideClusterClientConfiguration, **others))
+    given = {
+        "advanced_config": glide.AdvancedGlideClusterClientConfiguration(connection_timeout=REQUEST_MS_MAX),
+        **others,
+    }
+    return await glide.GlideClusterClient.create(settings(glide.GlideClusterClientConfiguration, **given))
 
 
 async def step(name: str, body: Callable[[], Any]) -> None:
