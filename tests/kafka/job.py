@@ -5,8 +5,7 @@
 Two queries count the messages of each key, add them up, and keep the last one: `sink` by sparkis' own states, and
 `attached` by an aggregation of Spark's, whose checkpoint is read. With `"real_time": "2 seconds"` the only query is
 `attached`, in Real-Time Mode with batches of this length; with `"rows_port": 1234` a `RowReceiver` gets its
-rows, and with `"served_port": 1234` a server that the driver starts at this port. Prints `{"ready": true}` when all
-run, and `{"failed": message}`.
+rows. Prints `{"ready": true}` when all run, and `{"failed": message}`.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Orders:
     """The job's options.
 
     provider: of `PROVIDERS`. real_time: the length of a batch in Real-Time Mode; empty: in micro-batches. rows_port:
-    that of a `RowReceiver`; 0: the results of Real-Time Mode go to another topic. served_port: that of the server
-        which shows these results before their commit.
+    that of a `RowReceiver`; 0: the results of Real-Time Mode go to another topic.
     """
 
     kafka: str
@@ -53,7 +51,6 @@ class Orders:
     provider: str
     real_time: str = ""
     rows_port: int = 0
-    served_port: int = 0
 
 
 def messages(spark: SparkSession, orders: Orders) -> DataFrame:
@@ -90,11 +87,7 @@ def start(spark: SparkSession, orders: Orders) -> None:
 def start_real_time(spark: SparkSession, orders: Orders) -> None:
     """Start the query in Real-Time Mode; its results go to another topic, or to a `RowReceiver`."""
     results = by_key(messages(spark, orders))
-    if orders.served_port:
-        sparkis.serve(spark, log=orders.log, port=orders.served_port)
-        value = ["count", "sum", "last"]
-        writer = sparkis.queryable(results, "facts", key="k", value=value, freshness="record", on_bad_key="skip")
-    elif orders.rows_port:
+    if orders.rows_port:
         writer = results.writeStream
         jvm: Any = spark._jvm
         writer._jwrite.foreach(jvm.tests.RowSender("127.0.0.1", orders.rows_port, uuid4().hex))

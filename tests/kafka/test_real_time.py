@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import asdict
@@ -14,7 +13,6 @@ from time import sleep
 
 import redis
 
-from compat.conformance.servers import free_port
 from compat.waiting import READ_PAUSE_S, eventually
 from tests.adversity.scene import Process
 from tests.kafka.broker import Broker
@@ -30,50 +28,14 @@ SHUFFLE_PARTITIONS = 2
 BATCH_S = 2
 
 
-def shown(client: redis.Redis, greatest: str = "max", *, is_whole: bool = True) -> Facts:
-    """Return the facts of each key. is_whole: of one epoch; else the newest ones, committed or not.
-
-    Args:
-        greatest: The name of the greatest number: an attachment to a checkpoint alone does not know the query's.
-    """
-    with client.pipeline(transaction=is_whole) as pipe:
+def shown(client: redis.Redis) -> Facts:
+    """Return what one epoch has."""
+    with client.pipeline(transaction=True) as pipe:
         for number in range(KEYS):
-            pipe.hmget(f"{ATTACHED}:facts:k{number}", ["count", "sum", greatest])
+            pipe.hmget(f"{ATTACHED}:facts:k{number}", ["count", "sum", "max"])
         return tuple(
             (int(count or 0), int(total or 0), int(greatest or 0)) for count, total, greatest in pipe.execute()
         )
-
-
-def newest(client: redis.Redis) -> Facts:
-    """Return the newest facts of each key, committed or not, as the query names them."""
-    return shown(client, "last", is_whole=False)
-
-
-class ReadingEach:
-    """Reads all keys again and again, and keeps each value. taken_back: those that one of fewer rows followed."""
-
-    def __init__(self, port: int) -> None:
-        self.seen: list[set[tuple[int, int, int]]] = [set() for _ in range(KEYS)]
-        self.taken_back = 0
-        self._port = port
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        before = NOTHING
-        with redis.Redis(port=self._port) as client:
-            while not self._is_over.wait(READ_PAUSE_S):
-                found = newest(client)
-                for seen, value in zip(self.seen, found, strict=True):
-                    seen.add(value)
-                self.taken_back += sum(now[0] < then[0] for now, then in zip(found, before, strict=True))
-                before = found
-
-    def stop(self) -> None:
-        """Read no more."""
-        self._is_over.set()
-        self._thread.join()
 
 
 class Reading:
@@ -179,44 +141,3 @@ def test_rows_that_a_jvm_writer_got_up_to_a_commit_are_the_state_at_the_commit(k
         f"values of keys were voided; from process() to the receiver: p50 {hops[len(hops) // 2]:.1f} ms, "
         f"p99 {hops[len(hops) * 99 // 100]:.1f} ms"
     )
-
-
-def test_each_value_before_its_commit_was_emitted_for_its_key_however_often_the_driver_is_killed(
-    kafka: Broker, tmp_path: Path
-) -> None:
-    topic, random, port = "real-time-fresh", Random(5), free_port()
-    kafka.create(topic, PARTITIONS)
-    log, checkpoints = tmp_path / "log", tmp_path / "checkpoints"
-    log.mkdir()
-    orders = Orders(kafka.address, topic, str(log), str(checkpoints), "rocksdb", f"{BATCH_S} seconds", served_port=port)
-    command = [sys.executable, "-m", "tests.kafka.job", json.dumps(asdict(orders))]
-    producing, driver = Producing(kafka, topic), Process(command)
-    driver.wait_for("ready")
-    reading, client = ReadingEach(port), redis.Redis(port=port)
-
-    def uncommitted() -> int:
-        """Return how many keys show a value that no epoch has."""
-        return sum(new != old for new, old in zip(newest(client), shown(client, "last"), strict=True))
-
-    try:
-        for _ in range(ROUNDS):
-            eventually(uncommitted, bool, awaited="values before their commit", processes=[driver.popen])
-            sleep(random.random() * BATCH_S)
-            driver.kill()
-            driver = Process(command)
-            driver.wait_for("ready")
-        eventually(uncommitted, bool, awaited="values before their commit", processes=[driver.popen])
-        producing.stop()
-        truth = Truth(kafka, topic, checkpoints / ATTACHED)
-        eventually(lambda: newest(client), truth.of_topic().__eq__, awaited="the whole topic")
-        eventually(lambda: shown(client, "last"), truth.of_topic().__eq__, awaited="its commit")
-    finally:
-        producing.stop()
-        reading.stop()
-        client.close()
-        driver.kill()
-        subprocess.run([sys.executable, "-m", "sparkis", "stop", "--log", str(log)], check=False, capture_output=True)
-    emitted = truth.of_keys()
-    for number, seen in enumerate(reading.seen):
-        assert seen <= emitted[number]
-    print(f"{ROUNDS} kills, {sum(map(len, reading.seen))} values read, {reading.taken_back} taken back")
