@@ -11,6 +11,7 @@ All processes of a server share the layers, and a file lock orders what they wri
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 from collections import Counter
@@ -21,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from state_backend.fresh.layer import Layer, LayerSnapshot
 from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.errors import StoreFullError
+from state_backend.model.errors import StoreError, StoreFullError
 from state_backend.store.uncommitted import FreshFacts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger("sparkis.server")
+
+# A run is refused after so many later ones; all processes of an earlier one have ended long before.
+REPLACED_RUNS_MAX = 16
 # The folders of fresh values in a store's folder begin so.
 FOLDER = "fresh."
 LOCK = "lock"
@@ -41,7 +46,8 @@ class FreshValues:
     """The fresh values of a job.
 
     Notes of a layer: its batches (`first` to `batch`), and when the first row came (`since_ms`). The first layer has in
-    addition the run, and the newest batches that lack rows (`incomplete`) and that had no room (`full`).
+    addition the run, earlier runs (`replaced`), and the newest batches that lack rows (`incomplete`) and that had no
+    room (`full`).
 
     Args:
         folder: Is made if it does not exist.
@@ -59,12 +65,19 @@ class FreshValues:
         return [layer.snapshot(now_ms) for layer in self._layers]
 
     def open_batch(self, run: str, applied_epoch: int) -> None:
-        """Begin a batch of a run: values of other runs are void."""
+        """Begin a batch of a run: values of other runs are void.
+
+        StoreError: another run has begun since. Tasks of a run may outlive its driver, and open their batch again.
+        """
         with self._locked():
             notes = self._notes()
             self._settle(notes, applied_epoch)
-            if notes[0].get("run") != run:
-                self._clear(notes, {"run": run})
+            replaced = notes[0].get("replaced", [])
+            if run in replaced:
+                raise StoreError(f"run {run} of the query has been replaced by another one; its rows are not shown")
+            if (before := notes[0].get("run")) != run:
+                replaced = replaced if before is None else [*replaced, before][-REPLACED_RUNS_MAX:]
+                self._clear(notes, {"run": run, "replaced": replaced})
 
     def put(
         self,
@@ -95,8 +108,10 @@ class FreshValues:
             }
             self._layers[index].put(runs, states, notes[index], now_ms)
             if self._is_full():
-                self._clear(notes, {"run": run, "full": batch, "incomplete": batch})
-                raise self._full(batch)
+                self._clear(notes, _without_batch(notes[0]) | {"full": batch, "incomplete": batch})
+                error = self._full(batch)
+                logger.warning("the store %s: %s", self.folder.parent, error)
+                raise error
             return True
 
     def set_incomplete(self, run: str, batch: int) -> None:
@@ -149,7 +164,7 @@ class FreshValues:
     def _settle(self, notes: list[dict[str, Any]], applied_epoch: int) -> None:
         for index, each in enumerate(notes):
             if 0 <= _batch_of(each) <= applied_epoch:
-                self._empty(index, notes, {name: value for name, value in each.items() if name not in OF_BATCH})
+                self._empty(index, notes, _without_batch(each))
 
     def _clear(self, notes: list[dict[str, Any]], first: Mapping[str, Any]) -> None:
         """Clear both layers, with other notes of the first one."""
@@ -178,6 +193,10 @@ class FreshValues:
 
 # The notes of a layer that end with its values.
 OF_BATCH = frozenset(("first", "batch", "since_ms"))
+
+
+def _without_batch(notes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in notes.items() if name not in OF_BATCH}
 
 
 def _batch_of(notes: Mapping[str, Any]) -> int:

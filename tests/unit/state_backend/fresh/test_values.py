@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_backend.fresh.values import FreshValues, folder_of
-from state_backend.model.errors import StoreFullError
+from state_backend.model.errors import StoreError, StoreFullError
 from state_backend.model.records import runs_of
 from tests.builders import put_value, value_state
 
@@ -82,6 +82,17 @@ def test_a_run_that_opens_a_batch_voids_rows_of_other_runs(values: FreshValues) 
     assert not put(values, "first", 4, {b"a": b"1"})
     assert put(values, "second", 4, {b"b": b"2"})
     assert (shown(values, b"a"), shown(values, b"b")) == (None, b"2")
+
+
+def test_a_run_that_was_replaced_opens_no_batch(values: FreshValues) -> None:
+    for run in ("first", "second", "third"):
+        values.open_batch(run, -1)
+    assert put(values, "third", 4, {b"a": b"3"})
+    for run in ("first", "second"):
+        with pytest.raises(StoreError, match=f"run {run} of the query has been replaced"):
+            values.open_batch(run, -1)
+    assert put(values, "third", 4, {b"b": b"3"})
+    assert (shown(values, b"a"), shown(values, b"b")) == (b"3", b"3")
 
 
 def test_rows_of_an_applied_batch_come_too_late(values: FreshValues) -> None:
