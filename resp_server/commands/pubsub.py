@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ NOT_SUBSCRIBED = {
     for kind, verbs in VERBS.items()
     for protocol in (RESP2, RESP3)
 }
+# The next turn of the event loop has begun by then, on any machine that works (guess).
+NEXT_TURN_S_MAX = 60.0
 # Bytes of channel names that one process sends to another.
 NAMES_BYTES_MAX = 8 << 20
 
@@ -135,7 +138,11 @@ def state_notify(context: CommandContext, letters: bytes) -> Reply:
         context.server.notifications.enable_for(context.session, classes_of(letters.decode("latin-1")))
     except ClassesError as error:
         raise GenericError(str(error)) from None
-    return OK
+    # The event loop writes to the appliers' pipes at the end of its turn. The reply comes after it: an epoch that is
+    # committed once the client has it finds an applier that was told to record events.
+    reply = Pending(NEXT_TURN_S_MAX, lambda: OK)
+    asyncio.get_running_loop().call_soon(reply.resolve, lambda: OK)
+    return reply
 
 
 @worker_query(POST)

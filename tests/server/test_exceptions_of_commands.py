@@ -49,12 +49,13 @@ def boom(*given: Any) -> Any:
 @contextmanager
 def raising(scene: Scene, servers: Sequence[Server], name: str, attribute: str) -> Iterator[None]:
     """Make an attribute of a command raise at some servers."""
-    commands = [server.context.table.get(name.encode()) for server in servers]
-    scene.call(lambda: [command.__dict__.update({attribute: boom}) for command in commands if command is not None])
+    found = [server.context.table.get(name.encode()) for server in servers]
+    commands = {id(command): command for command in found if command is not None}.values()  # servers share commands
+    scene.call(lambda: [command.__dict__.update({attribute: boom}) for command in commands])
     try:
         yield
     finally:
-        scene.call(lambda: [command.__dict__.pop(attribute) for command in commands if command is not None])
+        scene.call(lambda: [command.__dict__.pop(attribute) for command in commands])
 
 
 def check(scene: Scene, port: int, command: Command, log: pytest.LogCaptureFixture, *, is_bug: bool) -> list[Peer]:
