@@ -36,9 +36,11 @@ def lasting(names: set[str]) -> set[str]:
 
 
 def test_a_pattern_of_settings_ends_at_a_zero_byte_and_a_name_does_not(pair: Pair) -> None:
-    pair.check(
-        [[b"CONFIG", b"GET", each] for each in (b"databases\0x", b"**\0[1^", b"max*-policy\0[", b"port\0*", b"\0")]
-    )
+    pair.check([[b"CONFIG", b"GET", each] for each in (b"**\0[1^", b"max*-policy\0[", b"\0")])
+    for name in (b"databases\0x", b"port\0*"):
+        # Redis hashes the whole name, and compares it up to the zero byte: by chance it finds a setting.
+        _, (ours,) = pair.replies_to([[b"CONFIG", b"GET", name]])
+        assert ours.plain == []
 
 
 def test_no_field_of_info_is_missing(pair: Pair) -> None:
