@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.server")
 
-# A run is refused after so many later ones; all processes of an earlier one have ended long before.
+# So many replaced runs are refused, the newest ones. The tasks of older runs have ended long before.
 REPLACED_RUNS_MAX = 16
 # The folders of fresh values in a store's folder begin so.
 FOLDER = "fresh."

@@ -386,10 +386,8 @@ class KeyspaceView:
         if name in self._renewed:
             return self._snapshots[name]
         has_layers = name in self._layers.names
-        if has_layers:
-            self._layers.renew(
-                name, self.now_ms, self._on_change
-            )  # before the snapshot: what an epoch has settled by then is in the snapshot
+        if has_layers:  # before the snapshot: what an epoch has settled by then is in the snapshot
+            self._layers.renew(name, self.now_ms, self._on_change)
         snapshot = self._snapshots.get(name)
         if snapshot is None or name in self._held:
             if snapshot is not None:
