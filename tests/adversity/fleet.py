@@ -230,12 +230,12 @@ class Fleet:
         since = self.epoch
         client = self.client()
 
-        def answers() -> bool:
+        def are_all_new() -> bool:
             with suppress(redis.RedisError, OSError):
                 return all(int(client.get(key)) > since for key in KEYS)
             return False
 
-        eventually(answers, awaited="not all keys are answered")
+        eventually(are_all_new, awaited="not all keys are answered")
         client.close()
 
 

@@ -33,10 +33,10 @@ def who_is_left(server: Running, filters: str) -> tuple[bytes, bool, bool]:
         own, its = (client_lines(each.call("CLIENT", "INFO"))[0] for each in (killer, other))
         words = filters.format(**its, own=own["id"], own_addr=own["addr"]).split()
         reply = killer.call("CLIENT", "KILL", *words)
-        return reply.raw, answers(killer), answers(other)
+        return reply.raw, is_connected(killer), is_connected(other)
 
 
-def answers(connection: Connection) -> bool:
+def is_connected(connection: Connection) -> bool:
     """Return whether a connection is still there."""
     try:
         connection.send(request("PING"))

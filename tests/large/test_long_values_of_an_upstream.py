@@ -29,7 +29,7 @@ def test_a_value_of_512_mb(tmp_path: Path, report: Any) -> None:
             writer.send(b"*3\r\n$3\r\nSET\r\n$1\r\nv\r\n" + head)
             for _ in range(VALUE_BYTES_MAX // len(PIECE)):
                 writer.send(PIECE)
-            writer.answers(b"\r\n", b"+OK\r\n")
+            writer.expect_reply(b"\r\n", b"+OK\r\n")
         report("SET", peak_mb=(peak_bytes(overlay.proxy) - before) / 2**20, longest_wait_ms=1000 * max(waits))
         with OthersMeasured(overlay.proxy, stack) as waits, report.timed("GET"):
             reader.send(b"*2\r\n$3\r\nGET\r\n$1\r\nv\r\n")

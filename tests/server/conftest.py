@@ -84,9 +84,13 @@ class Peer:
             data += some
         return data
 
-    def answers(self, data: bytes, expected: bytes) -> None:
-        """Send bytes and compare the reply."""
+    def expect_reply(self, data: bytes, expected: bytes) -> None:
+        """Send requests and compare the replies."""
         self.send(data)
+        self.expect(expected)
+
+    def expect(self, expected: bytes) -> None:
+        """Send nothing, and compare what the server sends: pushes, or replies to requests of before."""
         assert self.read(len(expected)) == expected
 
     def reply(self) -> Any:

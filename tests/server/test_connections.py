@@ -28,7 +28,7 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> 
     peer = serve().connect()
     numbers = [at * 7 % KEYS for at in range(30_000)]
     expected = b"".join(bulk(b"%d" % number) for number in numbers)
-    peer.answers(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
+    peer.expect_reply(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
 
 
 PIPELINE = b"".join(get(b"job:temp:%d" % number) for number in range(200))
@@ -45,7 +45,7 @@ def hurried(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 3_600_000_000_000)
     server = serve()
     for _ in range(4):
-        server.connect().answers(PING, PONG)
+        server.connect().expect_reply(PING, PONG)
     return server
 
 
@@ -75,13 +75,13 @@ def arrive(server: Any, patch: pytest.MonkeyPatch, *sent: bytes) -> tuple[list[i
 def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
     hurried.call(lambda: [peer.send(PIPELINE) for peer in hurried.peers])  # found when the event loop looks again
     for peer in hurried.peers:
-        peer.answers(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
+        peer.expect_reply(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
 
 
 def test_small_request_waits_for_no_pipeline_but_the_first(hurried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order, _ = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING)
     for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
-        peer.answers(b"", expected)
+        peer.expect(expected)
     assert order.index(3) < 2 and [each for each in order if each != 3] == [0, 1, 2]
 
 
@@ -89,7 +89,7 @@ def test_waiting_client_is_read_one_more_buffer_at_most(hurried: Any, monkeypatc
     _, is_read = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
     assert is_read[1:] == [False, True, True]
     for peer, expected in zip(hurried.peers, [ANSWERED + PONG] * 2 + [ANSWERED, PONG], strict=True):
-        peer.answers(PING, expected + PONG)
+        peer.expect_reply(PING, expected + PONG)
 
 
 def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_request_may_come_in_chunks(serve: Callable[..., Any]) -> None:
 
 def test_inline_commands_are_understood(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    peer.answers(b'PING\n\r\nECHO "a\\x41b"\r\nget job:temp:5\n', PONG + bulk(b"aAb") + bulk(b"5"))
+    peer.expect_reply(b'PING\n\r\nECHO "a\\x41b"\r\nget job:temp:5\n', PONG + bulk(b"aAb") + bulk(b"5"))
 
 
 def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
@@ -124,16 +124,16 @@ def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
     head = b""
     while not head.endswith(b"end\r\n"):
         head += peer.read(1)
-    peer.answers(b"GET nope\r\n", b"_\r\n")
-    peer.answers(b"HGETALL job:stats:a\r\n", b"%2\r\n$3\r\nlow\r\n$1\r\n1\r\n$4\r\nhigh\r\n$1\r\n9\r\n")
-    peer.answers(b"RESET\r\nGET nope\r\n", b"+RESET\r\n$-1\r\n")
+    peer.expect_reply(b"GET nope\r\n", b"_\r\n")
+    peer.expect_reply(b"HGETALL job:stats:a\r\n", b"%2\r\n$3\r\nlow\r\n$1\r\n1\r\n$4\r\nhigh\r\n$1\r\n9\r\n")
+    peer.expect_reply(b"RESET\r\nGET nope\r\n", b"+RESET\r\n$-1\r\n")
 
 
 def test_a_password_is_asked_for_and_lifts_the_limits_at_once(serve: Callable[..., Any]) -> None:
     peer = serve(password="secret").connect()
-    peer.answers(get(b"job:temp:1"), b"-NOAUTH Authentication required.\r\n")
+    peer.expect_reply(get(b"job:temp:1"), b"-NOAUTH Authentication required.\r\n")
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
-    peer.answers(b"AUTH secret\r\n" + mget + get(b"job:temp:1"), b"+OK\r\n*11\r\n" + b"$-1\r\n" * 11 + bulk(b"1"))
+    peer.expect_reply(b"AUTH secret\r\n" + mget + get(b"job:temp:1"), b"+OK\r\n*11\r\n" + b"$-1\r\n" * 11 + bulk(b"1"))
 
 
 def test_without_a_password_long_requests_are_refused(serve: Callable[..., Any]) -> None:
@@ -182,21 +182,21 @@ def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) ->
 def test_client_beyond_the_limit_gets_an_error(serve: Callable[..., Any]) -> None:
     server = serve(maxclients=2)
     first, second = server.connect(), server.connect()
-    first.answers(PING, PONG)
-    second.answers(PING, PONG)
+    first.expect_reply(PING, PONG)
+    second.expect_reply(PING, PONG)
     assert server.connect().read_all() == b"-ERR max number of clients reached\r\n"
     first.socket.close()
-    second.answers(b"CLIENT ID\r\n", b":2\r\n")
+    second.expect_reply(b"CLIENT ID\r\n", b":2\r\n")
     assert server.server.context.stats.connections_rejected == 1
 
 
 def test_idle_client_is_closed_after_its_timeout(serve: Callable[..., Any]) -> None:
     server = serve(timeout=10)
     peer = server.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     now_ms = server.server.context.clock()
     server.call(lambda: server.server.sweep(now_ms + 10_000))
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     server.call(lambda: server.server.sweep(now_ms + 10_001))
     assert peer.is_closed
 
@@ -204,7 +204,7 @@ def test_idle_client_is_closed_after_its_timeout(serve: Callable[..., Any]) -> N
 def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
     server = serve()
     peer = server.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     server.run(server.server.stop())
     assert peer.is_closed
     with pytest.raises(ConnectionRefusedError):
@@ -213,7 +213,7 @@ def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
 
 def test_a_stopped_server_lets_go_of_its_snapshots(serve: Callable[..., Any]) -> None:
     server = serve()
-    server.connect().answers(get(b"job:temp:1"), bulk(b"1"))
+    server.connect().expect_reply(get(b"job:temp:1"), bulk(b"1"))
     server.run(server.server.stop())
     assert server.server.context.view._snapshots == {}
 
@@ -234,23 +234,23 @@ def test_protected_mode_denies_other_machines(serve: Callable[..., Any]) -> None
         pytest.skip("this machine has no address but the loopback one")
     server = serve(hosts=("0.0.0.0",))
     assert server.connect(address).read_all().startswith(b"-DENIED Redis is running in protected mode because")
-    server.connect().answers(PING, PONG)
-    serve(hosts=("0.0.0.0",), protected_mode=False).connect(address).answers(PING, PONG)
-    serve(hosts=("0.0.0.0",), password="x").connect(address).answers(b"AUTH x\r\n", b"+OK\r\n")
+    server.connect().expect_reply(PING, PONG)
+    serve(hosts=("0.0.0.0",), protected_mode=False).connect(address).expect_reply(PING, PONG)
+    serve(hosts=("0.0.0.0",), password="x").connect(address).expect_reply(b"AUTH x\r\n", b"+OK\r\n")
 
 
 def test_both_loopback_addresses_share_a_port(serve: Callable[..., Any]) -> None:
     server = serve(hosts=("127.0.0.1", "::1"))
-    server.connect().answers(PING, PONG)
+    server.connect().expect_reply(PING, PONG)
     if len(server.server._listeners) < 2:
         pytest.skip("this machine has no ::1")
-    server.connect("::1").answers(PING, PONG)
+    server.connect("::1").expect_reply(PING, PONG)
 
 
 def test_bytes_and_connections_are_counted(serve: Callable[..., Any]) -> None:
     server = serve()
     peer = server.connect()
-    peer.answers(PING * 3, PONG * 3)
+    peer.expect_reply(PING * 3, PONG * 3)
     stats = server.server.context.stats
     server.call(stats.collect)
     assert (stats.input_bytes, stats.output_bytes, stats.connections_received) == (len(PING) * 3, len(PONG) * 3, 1)

@@ -63,22 +63,22 @@ def test_readable_epochs_follow_the_ok_of_follow(running: Any, greeting: bytes) 
         while peer.read(1) != b"+":
             pass
         assert peer.read(6) == b"PONG\r\n"
-    peer.answers(FOLLOW + GET, b"+OK\r\n" + epoch_push(4) + b"$1\r\n4\r\n")
+    peer.expect_reply(FOLLOW + GET, b"+OK\r\n" + epoch_push(4) + b"$1\r\n4\r\n")
 
 
 @pytest.mark.parametrize("asked, answer", [(GET, b"$1\r\n5\r\n"), (GET + GET, b"$1\r\n5\r\n$1\r\n5\r\n")])
 def test_epoch_is_pushed_before_the_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
     peer, other = running.connect(), running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5))
-    peer.answers(asked, epoch_push(5) + answer)
-    peer.answers(asked, answer)
-    other.answers(asked, answer)
+    peer.expect_reply(asked, epoch_push(5) + answer)
+    peer.expect_reply(asked, answer)
+    other.expect_reply(asked, answer)
 
 
 def test_epoch_is_pushed_to_idle_followers(running: Any, store: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5, term=2))
     assert peer.read(len(epoch_push(5, 2))) == epoch_push(5, 2)
 
@@ -87,12 +87,12 @@ def test_unreadable_job_is_pushed(running: Any) -> None:
     peer = running.connect()
     running.call(lambda: running.server.context.keyspace.remove("job"))
     running.call(lambda: running.server.context.keyspace.refuse("job", "its log is damaged"))
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(-1, 0))
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(-1, 0))
 
 
 def test_job_that_is_no_longer_shown_is_pushed(running: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: running.server.context.keyspace.remove("job"))
     assert peer.read(len(epoch_push(-1, -1))) == epoch_push(-1, -1)
 
@@ -102,23 +102,23 @@ def test_topology_is_pushed_by_its_version_and_shown_as_json(running: Any) -> No
     topology = Topology.of_json(
         {"version": 7, "nodes": [{"host": "127.0.0.1", "port": running.server.port, "slots": "0-16383"}]}
     )
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     peer.send(b"STATE TOPOLOGY\r\n")
     assert peer.read(len(b"-ERR This instance has cluster support disabled\r\n")).startswith(b"-ERR This instance")
     running.call(lambda: running.server.set_topology(topology, topology.nodes[0].id))
     expected = b">2\r\n$8\r\ntopology\r\n:7\r\n"
     assert peer.read(len(expected)) == expected
     text = json.dumps(topology.to_json()).encode()
-    peer.answers(b"STATE TOPOLOGY\r\n", b"$%d\r\n%b\r\n" % (len(text), text))
+    peer.expect_reply(b"STATE TOPOLOGY\r\n", b"$%d\r\n%b\r\n" % (len(text), text))
 
 
 def test_reset_ends_it(running: Any, store: Any) -> None:
     peer = running.connect()
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(4))
-    peer.answers(b"RESET\r\n", b"+RESET\r\n")
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
+    peer.expect_reply(b"RESET\r\n", b"+RESET\r\n")
     running.call(lambda: publish(store, 5))
-    peer.answers(GET, b"$1\r\n5\r\n")
-    peer.answers(FOLLOW, b"+OK\r\n" + epoch_push(5))
+    peer.expect_reply(GET, b"$1\r\n5\r\n")
+    peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(5))
 
 
 def frames(file: Any) -> Iterator[Any]:

@@ -88,7 +88,9 @@ class Players:
         self._scene = scene
         self.peers = {name: scene.connect(port) for name in ROUND}
         self.subscriber, self.tracker = scene.connect(port), scene.connect(port)
-        self.subscriber.answers(request("SUBSCRIBE", "channel"), b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n")
+        self.subscriber.expect_reply(
+            request("SUBSCRIBE", "channel"), b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n"
+        )
         self.tracker.send(request("HELLO", "3") + request("CLIENT", "TRACKING", "ON") + request("ECHO", "end"))
         self.tracker.read_until(END)
         for each in (*self.peers.values(), self.tracker, self.subscriber):

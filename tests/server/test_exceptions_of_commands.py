@@ -99,7 +99,7 @@ def check(scene: Scene, port: int, command: Command, log: pytest.LogCaptureFixtu
 def check_that_nothing_is_left(scene: Scene, peers: Sequence[Peer]) -> None:
     """Go on over the same connections, then close them."""
     for peer in peers:
-        peer.answers(
+        peer.expect_reply(
             request("MULTI") + request("GET", KEYS[4]) + request("EXEC"), b"+OK\r\n+QUEUED\r\n*1\r\n$2\r\nv4\r\n"
         )
     scene.let_all_go()

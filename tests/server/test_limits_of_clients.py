@@ -101,18 +101,18 @@ def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any])
     first = running.connect()
     first.ask("CONFIG", "SET", "maxclients", 1)
     assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
-    first.answers(PING, PONG)
+    first.expect_reply(PING, PONG)
 
 
 def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(serve: Callable[..., Any]) -> None:
     running = serve()
     flooding, other = running.connect(), running.connect()
     other.ask("CONFIG", "SET", "client-query-buffer-limit", "1mb")
-    flooding.answers(PING, PONG)
+    flooding.expect_reply(PING, PONG)
     running.call(lambda: running.server.sweep(NOW_MS))
     flooding.send(b"*100\r\n" + (b"$100000\r\n" + b"x" * 100_000 + b"\r\n") * 20)
     assert flooding.read_until_cut() == b""
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
     assert b"client_query_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
 
@@ -129,7 +129,7 @@ def test_silent_subscriber_is_cut_after_soft_limit(serve: Callable[..., Any]) ->
         running.call(lambda seconds=seconds: running.server.sweep(NOW_MS + seconds * 1000))
     assert 1 in running.server._connections
     running.call(lambda: running.server.sweep(NOW_MS + 5001))
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
     eventually(lambda: 1 in running.server._connections, lambda is_there: not is_there)
     assert b"client_output_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
@@ -151,25 +151,25 @@ def test_unauthenticated_client_makes_room_for_others(serve: Callable[..., Any])
     running = serve(password="secret", maxclients=3)
     auth = request("AUTH", "secret")
     first = running.connect()
-    first.answers(auth, b"+OK\r\n")
+    first.expect_reply(auth, b"+OK\r\n")
     strangers = [running.connect() for _ in range(20)]
     last = running.connect()
-    last.answers(auth, b"+OK\r\n")
+    last.expect_reply(auth, b"+OK\r\n")
     assert all(stranger.is_closed for stranger in strangers[:-1])
-    strangers[-1].answers(auth, b"+OK\r\n")
+    strangers[-1].expect_reply(auth, b"+OK\r\n")
     assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
     for each in (first, last, strangers[-1]):
-        each.answers(PING, PONG)
+        each.expect_reply(PING, PONG)
 
 
 def test_time_to_authenticate_is_not_extended_by_requests(serve: Callable[..., Any]) -> None:
     running = serve(password="secret", auth_seconds_max=60)
     known, stranger = running.connect(), running.connect()
-    known.answers(request("AUTH", "secret"), b"+OK\r\n")
+    known.expect_reply(request("AUTH", "secret"), b"+OK\r\n")
     for seconds in range(0, 61, 20):
-        stranger.answers(PING, b"-NOAUTH Authentication required.\r\n")
+        stranger.expect_reply(PING, b"-NOAUTH Authentication required.\r\n")
         running.call(lambda at=seconds: running.server.sweep(NOW_MS + 1000 * at))
-    stranger.answers(PING, b"-NOAUTH Authentication required.\r\n")
+    stranger.expect_reply(PING, b"-NOAUTH Authentication required.\r\n")
     running.call(lambda: running.server.sweep(NOW_MS + 60_001))
     assert stranger.is_closed
-    known.answers(PING, PONG)
+    known.expect_reply(PING, PONG)

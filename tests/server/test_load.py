@@ -79,7 +79,7 @@ def test_keys_are_random_below_the_range(running: Running) -> None:
 
 def test_every_number_of_a_request_is_its_own(running: Running) -> None:
     watcher = running.connect()
-    watcher.answers(request("MONITOR"), b"+OK\r\n")
+    watcher.expect_reply(request("MONITOR"), b"+OK\r\n")
     load.rate(running.server.port, ("MGET", VALUE, VALUE, VALUE), clients=1, pipeline=2, requests=20, key_range=10**6)
     seen = watcher.read_until(b"\r\n")
     while seen.count(b"MGET") < 20:

@@ -46,9 +46,9 @@ def wait_until_waiting(server: Any, count: int) -> None:
 def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer, other = served.connect(), served.connect()
-    peer.answers(OLD + NEW + OLD + b"MGET new:s:a new:s:b\r\nPING\r\n", b"$1\r\n7\r\n")
+    peer.expect_reply(OLD + NEW + OLD + b"MGET new:s:a new:s:b\r\nPING\r\n", b"$1\r\n7\r\n")
     wait_until_waiting(served, 1)
-    other.answers(OLD, b"$1\r\n7\r\n")
+    other.expect_reply(OLD, b"$1\r\n7\r\n")
     open_job(served)
     expected = b"$1\r\nv\r\n$1\r\n7\r\n*2\r\n$1\r\nv\r\n$-1\r\n+PONG\r\n"
     assert peer.read(len(expected)) == expected
@@ -57,14 +57,14 @@ def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeyp
 def test_slow_job_is_an_error_and_next_request_does_not_wait(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     peer = served.connect()
-    peer.answers(NEW, OPENING)
+    peer.expect_reply(NEW, OPENING)
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
-    peer.answers(NEW + OLD + NEW, OPENING + b"$1\r\n7\r\n" + OPENING)
+    peer.expect_reply(NEW + OLD + NEW, OPENING + b"$1\r\n7\r\n" + OPENING)
 
 
 def test_a_transaction_gets_its_errors_at_once(served: Any) -> None:
     queued = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n" + OPENING + b"$1\r\n7\r\n"
-    served.connect().answers(b"MULTI\r\n" + NEW + OLD + b"EXEC\r\n", queued)
+    served.connect().expect_reply(b"MULTI\r\n" + NEW + OLD + b"EXEC\r\n", queued)
 
 
 def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pyte
     first, second = served.connect(), served.connect()
     first.send(NEW)
     wait_until_waiting(served, 1)
-    second.answers(NEW, OPENING)
+    second.expect_reply(NEW, OPENING)
     open_job(served)
     assert first.read(7) == b"$1\r\nv\r\n"
 
@@ -82,7 +82,7 @@ def test_server_that_loads_all_of_its_jobs_lets_clients_wait_too(served: Any, mo
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     served.call(lambda: served.server.set_loading(True))
     peer = served.connect()
-    peer.answers(b"CLIENT ID\r\n" + OLD, b":1\r\n")
+    peer.expect_reply(b"CLIENT ID\r\n" + OLD, b":1\r\n")
     wait_until_waiting(served, 1)
     served.call(lambda: served.server.set_loading(False))
     assert peer.read(7) == b"$1\r\n7\r\n"

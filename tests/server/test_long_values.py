@@ -104,7 +104,7 @@ def test_a_long_reply_is_whole_and_no_turn_sends_much_of_it(
     running: Any, turns: list[int], request_words: tuple[bytes, ...], expected: Any
 ) -> None:
     peer = running.connect()
-    peer.answers(encode(list(request_words), 2) + b"PING\r\n", encode(expected, 2) + b"+PONG\r\n")
+    peer.expect_reply(encode(list(request_words), 2) + b"PING\r\n", encode(expected, 2) + b"+PONG\r\n")
     assert max(turns) <= TURN_BYTES_MAX + (1 << 20) + 100
 
 
@@ -113,7 +113,7 @@ def test_all_of_a_map_with_long_values_is_sent(store: LmdbStore, running: Any, t
     with store.snapshot(NOW_MS) as snapshot:
         pairs = list(snapshot.map_pairs(at(b"m:1")))
     expected: Any = dict(pairs) if name == b"HGETALL" else [pair[name == b"HVALS"] for pair in pairs]
-    running.connect().answers(encode([name, at(b"m:1")], 2), encode(expected, 2))
+    running.connect().expect_reply(encode([name, at(b"m:1")], 2), encode(expected, 2))
     assert max(turns) <= TURN_BYTES_MAX + (1 << 20) + 100
 
 
@@ -125,7 +125,7 @@ def test_an_iteration_over_a_map_with_long_values_is_sent(store: LmdbStore, runn
             after, pairs = snapshot.scan_map(at(b"m:1"), cursor, 500)
             texts = [as_bytes(each) for pair in pairs for each in pair]
         request = [b"HSCAN", at(b"m:1"), b"%d" % cursor, b"COUNT", b"500"]
-        peer.answers(encode(request, 2), encode([b"%d" % after, texts], 2))
+        peer.expect_reply(encode(request, 2), encode([b"%d" % after, texts], 2))
         found.update(zip(texts[::2], texts[1::2], strict=True))
         if not after:
             break
@@ -143,5 +143,5 @@ def test_long_value_is_read_at_one_epoch_while_others_are_committed(store: LmdbS
         running.call(lambda epoch=epoch: apply_epoch(store, STATES, changes, epoch))
         running.call(lambda: store.expire(1, 1000))
     assert peer.read(LENGTH + 2) == LONG + b"\r\n"
-    peer.answers(encode([b"GET", at(b"v:long")], 2), encode(b"-" * LENGTH, 2))
+    peer.expect_reply(encode([b"GET", at(b"v:long")], 2), encode(b"-" * LENGTH, 2))
     assert not running.call(lambda: [each for each in running.server._connections.values() if each.reply.stream])

@@ -30,8 +30,8 @@ def shown(data: bytes) -> list[bytes]:
 def test_a_monitor_sees_the_requests_of_all_clients_once_they_are_answered(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing, other = running.connect(), running.connect()
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    other.answers(GET * 2 + b"SELECT 3\r\nMULTI\r\nGET x\r\nEXEC\r\nNOPE\r\nGET\r\n", 2 * ONE + b"+OK\r\n" * 2)
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
+    other.expect_reply(GET * 2 + b"SELECT 3\r\nMULTI\r\nGET x\r\nEXEC\r\nNOPE\r\nGET\r\n", 2 * ONE + b"+OK\r\n" * 2)
     other.send(b'RESET\r\nAUTH secret\r\nCLIENT ID\r\nCONFIG GET save\r\nECHO "a\\x00\\"b"\r\nPING\r\n')
     assert shown(seeing.read_until(b'"PING"\r\n')) == [
         b'[0] "GET" "job:temp:1"',
@@ -51,42 +51,42 @@ def test_a_monitor_sees_the_requests_of_all_clients_once_they_are_answered(serve
 def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing, other = running.connect(), running.connect()
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    seeing.answers(GET, b"-ERR Replica can't interact with the keyspace\r\n")
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
+    seeing.expect_reply(GET, b"-ERR Replica can't interact with the keyspace\r\n")
     info = seeing.send(b"CLIENT INFO\r\n") or seeing.read_until(b'"INFO"\r\n')
     assert b"flags=O " in info
     seeing.send(b"RESET\r\n")
     assert seeing.read_until(b"+RESET\r\n")
-    other.answers(GET, ONE)
-    seeing.answers(GET, ONE)
+    other.expect_reply(GET, ONE)
+    seeing.expect_reply(GET, ONE)
     assert running.call(lambda: all(each.can_use_fast_path for each in running.server.context.sessions.values()))
 
 
 def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing, other = running.connect(), running.connect()
-    other.answers(b"PING\r\n", PONG)
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    other.expect_reply(b"PING\r\n", PONG)
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
     sessions = running.server.context.sessions
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False, False]
-    seeing.answers(b"QUIT\r\n", b"+OK\r\n")
+    seeing.expect_reply(b"QUIT\r\n", b"+OK\r\n")
     assert seeing.is_closed
-    other.answers(GET, ONE)
+    other.expect_reply(GET, ONE)
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [True]
 
 
 def test_monitor_that_reads_nothing_is_disconnected_and_delays_no_client(serve: Callable[..., Any]) -> None:
     running = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     seeing, other = running.connect(), running.connect()
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
     text = b"x" * 10_000
     request = b"*2\r\n$4\r\nECHO\r\n$10000\r\n%b\r\n" % text
     for _ in range(3_000):
-        other.answers(request, b"$10000\r\n%b\r\n" % text)
+        other.expect_reply(request, b"$10000\r\n%b\r\n" % text)
         if running.call(lambda: len(running.server.context.sessions)) == 1:
             break
     assert running.call(lambda: len(running.server.context.sessions)) == 1
-    other.answers(GET, ONE)
+    other.expect_reply(GET, ONE)
 
 
 class Others:
@@ -110,19 +110,19 @@ def test_monitors_at_other_processes_get_requests(serve: Callable[..., Any]) -> 
     running = serve()
     others = Others(running)
     server, peer = running.server.context, running.connect()
-    peer.answers(GET, ONE)
+    peer.expect_reply(GET, ONE)
     assert not others.asked
     running.call(lambda: server.table.worker_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
-    peer.answers(GET, ONE)
-    peer.answers(GET + GET, ONE + ONE)  # waits: one portion is on its way
+    peer.expect_reply(GET, ONE)
+    peer.expect_reply(GET + GET, ONE + ONE)  # waits: one portion is on its way
     running.call(lambda: None)
     ((query_name, lines),) = others.asked
     assert (query_name, len(lines), lines[0][1:]) == (monitors.RELAY_LINES, 1, [["job:temp:1"], "default"])
     running.call(lambda: others.waiting.pop()([1]))
     assert [len(lines) for _, lines in others.asked] == [1, 2]
     running.call(lambda: others.waiting.pop()([0]))
-    peer.answers(GET, ONE)
-    peer.answers(GET, ONE)
+    peer.expect_reply(GET, ONE)
+    peer.expect_reply(GET, ONE)
     assert len(others.asked) == 2
     assert running.call(lambda: server.sessions[1].can_use_fast_path)
 
@@ -134,11 +134,11 @@ def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], mo
     server, peer = running.server.context, running.connect()
     running.call(lambda: server.table.worker_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     for _ in range(12):
-        peer.answers(GET, ONE)
+        peer.expect_reply(GET, ONE)
     running.call(lambda: None)
     assert monitors.CUT_MONITORS in [query_name for query_name, _ in others.asked]
     seeing = running.connect()
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
     running.call(lambda: server.table.worker_queries[monitors.CUT_MONITORS].respond(server, None))
     assert len(server.observation.monitors) == 0
 
@@ -146,7 +146,7 @@ def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], mo
 def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing = running.connect()
-    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    seeing.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
     server = running.server.context
     line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
     told = [monitors.MonitorLine(line, [b"x"], b"default").to_json()]
@@ -157,8 +157,8 @@ def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -
 def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., Any]) -> None:
     running = serve()
     first, second = running.connect(), running.connect()
-    second.answers(GET, ONE)
-    first.answers(b"CLIENT PAUSE 1000000\r\nPING\r\n", b"+OK\r\n")
+    second.expect_reply(GET, ONE)
+    first.expect_reply(b"CLIENT PAUSE 1000000\r\nPING\r\n", b"+OK\r\n")
     second.send(GET + GET)
     third = running.connect()
     third.send(b"PING\r\n")
@@ -177,9 +177,9 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
 def test_a_pause_ends_by_itself(serve: Callable[..., Any]) -> None:
     running = serve()
     peer, server = running.connect(), running.server.context
-    peer.answers(b"CLIENT PAUSE 20\r\n", b"+OK\r\n")
+    peer.expect_reply(b"CLIENT PAUSE 20\r\n", b"+OK\r\n")
     server.clock = lambda: 1_700_000_000_020
-    peer.answers(GET, ONE)
+    peer.expect_reply(GET, ONE)
     assert not running.call(lambda: server.observation.is_on)
 
 
@@ -210,4 +210,4 @@ def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Ca
     ],
 )
 def test_commands_about_held_clients_have_answers(serve: Callable[..., Any], line: bytes, answer: bytes) -> None:
-    serve().connect().answers(line + b"\r\nPING\r\n", answer + PONG)
+    serve().connect().expect_reply(line + b"\r\nPING\r\n", answer + PONG)

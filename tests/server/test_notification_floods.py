@@ -60,14 +60,14 @@ def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
 def test_reads_are_answered_between_chunks_of_a_flood(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     listener, reader = running.connect(), running.connect()
-    listener.answers(PSUBSCRIBE, SUBSCRIBED)
+    listener.expect_reply(PSUBSCRIBE, SUBSCRIBED)
     running.call(lambda: publish(store, 1, KEYS))
     received, answered, most_waiting = b"", 0, 0
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     while len(received) < size:
         received += listener.read(min(64 << 10, size - len(received)))
         most_waiting = max(most_waiting, running.call(lambda: running.server.output_bytes(1)))
-        reader.answers(GET, b"$1\r\n1\r\n")
+        reader.expect_reply(GET, b"$1\r\n1\r\n")
         answered += 1
     assert answered > 5
     assert most_waiting < PAUSE_BYTES + (256 << 10)  # a slice of messages may come on top of what makes it pause
@@ -81,7 +81,7 @@ def test_unread_subscriber_is_cut_and_others_get_all(running: Any, store: LmdbSt
     stuck, listener = running.connect(), running.connect()
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for each in (stuck, listener):
-        each.answers(PSUBSCRIBE, SUBSCRIBED)
+        each.expect_reply(PSUBSCRIBE, SUBSCRIBED)
     waiting = running.server.output_bytes
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     epoch = 0
@@ -98,11 +98,11 @@ def test_subscriber_behind_the_kept_events_is_disconnected(running: Any, store: 
     store.events_bytes_max = 8 << 10
     publish(store, 0, 1)
     listener, other = running.connect(), running.connect()
-    listener.answers(PSUBSCRIBE, SUBSCRIBED)
-    other.answers(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nx\r\n", b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n")
+    listener.expect_reply(PSUBSCRIBE, SUBSCRIBED)
+    other.expect_reply(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nx\r\n", b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n")
     running.call(lambda: publish(store, 1, KEYS))  # in one transaction, of which the store keeps the end
     assert listener.is_closed
-    other.answers(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+    other.expect_reply(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
 
 
 def test_removed_job_does_not_stop_notifications_of_others(running: Any, store: LmdbStore, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_removed_job_does_not_stop_notifications_of_others(running: Any, store: 
     server = running.server.context
     running.call(lambda: server.keyspace.put(Job("other", "g1", STATES, other)))
     listener = running.connect()
-    listener.answers(PSUBSCRIBE, SUBSCRIBED)
+    listener.expect_reply(PSUBSCRIBE, SUBSCRIBED)
     tell_batch = server.notifications._publish_batch
 
     async def received(batch: Any) -> None:

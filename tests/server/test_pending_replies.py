@@ -50,9 +50,9 @@ def others(server: Any) -> Others:
 def test_requests_behind_a_pending_reply_wait_for_it(server: Any, others: Others) -> None:
     waiting, other = server.connect(), server.connect()
     waiting.send(PING + LIST + PING + LIST + PING)
-    waiting.answers(b"", PONG)
+    waiting.expect(PONG)
     others.wait_for(1)
-    other.answers(PING, PONG)  # nobody else waits
+    other.expect_reply(PING, PONG)  # nobody else waits
     waiting.send(PING)  # comes while the reply is pending
     others.answer([])
     assert waiting.read(len(NOBODY + PONG)) == NOBODY + PONG
@@ -74,9 +74,9 @@ def test_answers_of_other_workers_are_part_of_the_reply(server: Any, others: Oth
 def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
-    peer.answers(LIST + PING, NOBODY + PONG)
+    peer.expect_reply(LIST + PING, NOBODY + PONG)
     others.answer([])  # too late: nobody waits any more
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
 
 
 def test_a_client_that_goes_meanwhile_is_forgotten(server: Any, others: Others) -> None:
@@ -85,9 +85,9 @@ def test_a_client_that_goes_meanwhile_is_forgotten(server: Any, others: Others) 
     others.wait_for(1)
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing sends a reset
     peer.socket.close()
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
     others.answer([])
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
 
 
 def test_a_half_closed_client_gets_its_pending_reply(server: Any, others: Others) -> None:

@@ -30,10 +30,10 @@ def running(serve: Callable[..., Any]) -> Any:
 
 def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
     peer = running.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     running.call(lambda: running.server.push(1, PUSH))
     assert peer.read(len(PUSH)) == PUSH
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
 
 
 def test_push_in_own_turn_precedes_reply(running: Any) -> None:
@@ -53,7 +53,7 @@ def test_push_in_own_turn_precedes_reply(running: Any) -> None:
 def test_push_waits_for_end_of_reply_in_steps(running: Any, asked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet, peer = running.connect(), running.connect()
     for each in (quiet, peer):
-        each.answers(PING, PONG)
+        each.expect_reply(PING, PONG)
     quiet.send(asked + PING)
     expected = quiet.read_until(PONG)
     pushes = 0
@@ -77,7 +77,7 @@ def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any)
     answered: list[Callable[[list[Any]], None]] = []
     server.workers = OtherProcesses(answered)
     peer = running.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     peer.send(CLIENT_LIST + PING)
     while not answered:
         running.call(lambda: None)
@@ -90,7 +90,7 @@ def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any)
 def test_client_that_does_not_read_is_disconnected(running: Any) -> None:
     peer, other = running.connect(), running.connect()
     for each in (peer, other):
-        each.answers(PING, PONG)
+        each.expect_reply(PING, PONG)
     server = running.server.context
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     sent = 0
@@ -99,7 +99,7 @@ def test_client_that_does_not_read_is_disconnected(running: Any) -> None:
         sent += 1
         assert sent < 100
     assert len(peer.read_all()) < sent * len(frame)
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
 
 
 def test_bytes_behind_a_pending_reply_count_against_the_limit(running: Any) -> None:

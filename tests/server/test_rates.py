@@ -71,7 +71,7 @@ def expect(count: int, *peers: Any) -> None:
 def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: ManualClock) -> None:
     peers = [running.connect(), running.connect()]
     for peer in peers:
-        peer.answers(auth(b"slow"), b"+OK\r\n")
+        peer.expect_reply(auth(b"slow"), b"+OK\r\n")
         peer.send(PING * 150)
     # No time passes but what is put: a second's worth at once, then what comes in.
     expect(100, *peers)
@@ -82,14 +82,14 @@ def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: A
     clock.now_s += 10
     expect(50, *peers)
     for peer in peers:
-        peer.answers(PING, PONG)
+        peer.expect_reply(PING, PONG)
 
 
 def test_others_are_answered_while_a_user_rests(running: Any) -> None:
     slow, other = running.connect(), running.connect()
-    slow.answers(auth(b"slow"), b"+OK\r\n")
+    slow.expect_reply(auth(b"slow"), b"+OK\r\n")
     slow.send(PING * 1000)
-    other.answers(GET * 10, b"$1\r\n1\r\n" * 10)
+    other.expect_reply(GET * 10, b"$1\r\n1\r\n" * 10)
 
 
 def test_logins_of_others_are_not_held_to_the_rate_of_default(running: Any, clock: ManualClock) -> None:
@@ -100,15 +100,15 @@ def test_logins_of_others_are_not_held_to_the_rate_of_default(running: Any, cloc
     running.call(limit_default)
     for _ in range(5):
         peer = running.connect()
-        peer.answers(PING, b"-NOAUTH Authentication required.\r\n")
-        peer.answers(auth(b"slow") + PING, b"+OK\r\n" + PONG)
+        peer.expect_reply(PING, b"-NOAUTH Authentication required.\r\n")
+        peer.expect_reply(auth(b"slow") + PING, b"+OK\r\n" + PONG)
 
 
 def test_bytes_of_requests_and_replies_count(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
-    peer.answers(auth(b"narrow"), b"+OK\r\n")
+    peer.expect_reply(auth(b"narrow"), b"+OK\r\n")
     text = b"*2\r\n$4\r\nECHO\r\n$1200\r\n" + b"x" * 1200 + b"\r\n"
-    peer.answers(text, b"$1200\r\n" + b"x" * 1200 + b"\r\n")  # there was room when it came; it is paid for now
+    peer.expect_reply(text, b"$1200\r\n" + b"x" * 1200 + b"\r\n")  # there was room when it came; it is paid for now
     peer.send(PING)
     expect(0, peer)
     clock.now_s += 1
@@ -119,7 +119,7 @@ def test_bytes_of_requests_and_replies_count(running: Any, clock: ManualClock) -
 
 def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
     peer = running.connect()
-    peer.answers(auth(b"slow"), b"+OK\r\n")
+    peer.expect_reply(auth(b"slow"), b"+OK\r\n")
     peer.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
         for _ in range(1000):
@@ -130,11 +130,11 @@ def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
 
 def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
-    peer.answers(auth(b"slow"), b"+OK\r\n")
+    peer.expect_reply(auth(b"slow"), b"+OK\r\n")
     peer.send(PING * 1000)
     expect(100, peer)
     peer.socket.close()
     other = running.connect()
     while running.call(lambda: len(running.server._connections)) > 1:
         clock.now_s += 1  # it is found out when it is answered
-        other.answers(PING, PONG)
+        other.expect_reply(PING, PONG)

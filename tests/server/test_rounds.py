@@ -45,7 +45,7 @@ def test_each_client_gets_its_own_replies(serve: Callable[..., Any]) -> None:
         numbers[3] = [-1]
         send_together(running, *((peer, b"".join(map(get, own))) for peer, own in zip(peers, numbers, strict=True)))
         for at, (peer, own) in enumerate(zip(peers, numbers, strict=True)):
-            peer.answers(b"", NIL3 if at == 3 else values(*own))
+            peer.expect(NIL3 if at == 3 else values(*own))
     stats = running.server.context.stats
     running.call(stats.collect)
     asked = 5 * (sum(1 + at % 4 for at in range(100)) - 3 - 4 + 20 + 1)
@@ -65,21 +65,21 @@ def test_an_error_is_that_client_s_alone(serve: Callable[..., Any]) -> None:
         (peers[4], wrong),
         (peers[5], get(5) + get(55)),
     )
-    peers[0].answers(b"", values(0))
-    peers[1].answers(b"", values(1) + WRONG_KIND + values(11))
-    peers[2].answers(b"", b"-ERR wrong number of arguments for 'get' command\r\n")
+    peers[0].expect(values(0))
+    peers[1].expect(values(1) + WRONG_KIND + values(11))
+    peers[2].expect(b"-ERR wrong number of arguments for 'get' command\r\n")
     assert peers[3].read_all() == b"-ERR Protocol error: invalid bulk length\r\n"
-    peers[4].answers(b"", WRONG_KIND)
-    peers[5].answers(b"", values(5, 55))
+    peers[4].expect(WRONG_KIND)
+    peers[5].expect(values(5, 55))
 
 
 def test_half_a_request_does_not_go_on_in_another_client_s_input(serve: Callable[..., Any]) -> None:
     running = serve()
     one, two = running.connect(), running.connect()
     send_together(running, (one, get(1) + b"*"), (two, get(2)[1:]))
-    one.answers(b"", values(1))
-    one.answers(get(3)[1:], values(3))
-    two.answers(b"", b"-ERR unknown command '2', with args beginning with: \r\n")
+    one.expect(values(1))
+    one.expect_reply(get(3)[1:], values(3))
+    two.expect(b"-ERR unknown command '2', with args beginning with: \r\n")
 
 
 def test_long_value_delays_only_later_requests_of_its_client(serve: Callable[..., Any]) -> None:
@@ -88,10 +88,10 @@ def test_long_value_delays_only_later_requests_of_its_client(serve: Callable[...
     large = request("GET", "job:temp:large")
     together = [(peers[0], get(0)), (peers[1], get(1) + large + get(11)), (peers[2], large), (peers[3], get(3))]
     send_together(running, *together)
-    peers[0].answers(b"", values(0))
-    peers[3].answers(b"", values(3))
-    peers[2].answers(b"", bulk(b"x" * LARGE_BYTES))
-    peers[1].answers(b"", values(1) + bulk(b"x" * LARGE_BYTES) + values(11))
+    peers[0].expect(values(0))
+    peers[3].expect(values(3))
+    peers[2].expect(bulk(b"x" * LARGE_BYTES))
+    peers[1].expect(values(1) + bulk(b"x" * LARGE_BYTES) + values(11))
 
 
 def test_commands_of_all_kinds_are_answered_beside_each_other(serve: Callable[..., Any]) -> None:
@@ -111,8 +111,8 @@ def test_commands_of_all_kinds_are_answered_beside_each_other(serve: Callable[..
     ]
     send_together(running, *((peer, data) for peer, (data, _) in zip(peers, sent, strict=True)))
     for peer, (_, expected) in zip(peers, sent, strict=True):
-        peer.answers(b"", expected)
-    peers[0].answers(request("EXEC"), b"*1\r\n" + values(0))
+        peer.expect(expected)
+    peers[0].expect_reply(request("EXEC"), b"*1\r\n" + values(0))
 
 
 def test_a_client_that_sends_no_more_is_answered_before_its_connection_ends(serve: Callable[..., Any]) -> None:
@@ -126,7 +126,7 @@ def test_a_client_that_sends_no_more_is_answered_before_its_connection_ends(serv
 
     running.call(send)
     assert going.read_all() == values(1, 11)
-    staying.answers(b"", values(2))
+    staying.expect(values(2))
 
 
 def test_follower_gets_an_epoch_before_its_reply(serve: Callable[..., Any]) -> None:
@@ -150,8 +150,8 @@ def test_follower_gets_an_epoch_before_its_reply(serve: Callable[..., Any]) -> N
 
     running.call(send)
     assert follower.read_until(b"$1\r\n5\r\n") == b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:1\r\n:5\r\n$1\r\n5\r\n"
-    other.answers(b"", values(5))
-    busy.answers(b"", values(5) + NIL)
+    other.expect(values(5))
+    busy.expect(values(5) + NIL)
 
 
 def test_a_key_of_another_node_redirects_its_client_alone(serve: Callable[..., Any]) -> None:
@@ -183,19 +183,19 @@ def test_a_key_of_another_node_redirects_its_client_alone(serve: Callable[..., A
 def test_monitor_sees_the_requests_of_all_clients(serve: Callable[..., Any]) -> None:
     running = serve()
     monitor, one, two = (running.connect() for _ in range(3))
-    monitor.answers(request("MONITOR"), b"+OK\r\n")
+    monitor.expect_reply(request("MONITOR"), b"+OK\r\n")
     send_together(running, (one, get(1)), (two, get(2)))
     seen = monitor.read_until(b'"job:temp:2"\r\n')
     assert b'"GET" "job:temp:1"\r\n' in seen
-    one.answers(b"", values(1))
-    two.answers(b"", values(2))
+    one.expect(values(1))
+    two.expect(values(2))
 
 
 def test_input_of_several_reads_in_one_round_is_answered_once_and_in_order(serve: Callable[..., Any]) -> None:
     running = serve()
     one, two = running.connect(), running.connect()
     for peer in (one, two):
-        peer.answers(request("PING"), b"+PONG\r\n")
+        peer.expect_reply(request("PING"), b"+PONG\r\n")
     first, second = running.server._connections.values()
     stats = running.server.context.stats
     running.call(stats.collect)
@@ -207,8 +207,8 @@ def test_input_of_several_reads_in_one_round_is_answered_once_and_in_order(serve
             second.data_received(get(9))
 
     running.call(receive)
-    one.answers(request("PING"), values(1, 2, 3) + b"+PONG\r\n")
-    two.answers(request("PING"), values(9, 9, 9, 9) + b"+PONG\r\n")
+    one.expect_reply(request("PING"), values(1, 2, 3) + b"+PONG\r\n")
+    two.expect_reply(request("PING"), values(9, 9, 9, 9) + b"+PONG\r\n")
     running.call(stats.collect)
     asked = sum(map(len, (get(1), get(2), get(3), *[get(9)] * 4, *[request("PING")] * 2)))
     assert (stats.commands["get"].calls, stats.input_bytes - before) == (7, asked)

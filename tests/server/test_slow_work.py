@@ -29,7 +29,7 @@ def test_others_are_served_between_the_steps_of_keys(
 ) -> None:
     server = serve()
     slow, quick = server.connect(), server.connect()
-    quick.answers(PING, PONG)
+    quick.expect_reply(PING, PONG)
     order: list[str] = []
     scan = type(server.server.context.view).scan
 
@@ -69,7 +69,7 @@ def test_input_waits_while_a_reply_is_made_in_steps(serve: Callable[..., Any], t
 
 def test_many_requests_of_one_buffer_take_several_turns(serve: Callable[..., Any], tiny_turns: None) -> None:
     peer = serve().connect()
-    peer.answers(b"TTL nope\r\n" * 2000, b":-2\r\n" * 2000)
+    peer.expect_reply(b"TTL nope\r\n" * 2000, b":-2\r\n" * 2000)
 
 
 def slow_reader(server: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any])
     peer = slow_reader(server)
     request = b"GET job:temp:large\r\n"
     peer.send(request * 60)
-    server.connect().answers(PING, PONG)
+    server.connect().expect_reply(PING, PONG)
     connection = next(iter(server.server._connections.values()))
 
     def waiting() -> int:
@@ -105,7 +105,7 @@ def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Calla
     expected = b"$%d\r\n%b\r\n" % (LARGE_BYTES, b"x" * LARGE_BYTES)
     for _ in range(64):
         assert peer.read(len(expected)) == expected
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
 
 
 def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., 
     peer = slow_reader(server)
     peer.send(b"GET job:temp:large\r\n" * 64)
     assert len(peer.read_until_cut()) < 64 * LARGE_BYTES
-    server.connect().answers(PING, PONG)
+    server.connect().expect_reply(PING, PONG)
 
 
 def test_reply_in_steps_beyond_hard_limit_ends_connection(serve: Callable[..., Any], tiny_turns: None) -> None:
@@ -121,7 +121,7 @@ def test_reply_in_steps_beyond_hard_limit_ends_connection(serve: Callable[..., A
     peer = server.connect()
     peer.send(b"KEYS *\r\n")
     assert peer.read_until_cut() == b""
-    server.connect().answers(PING, PONG)
+    server.connect().expect_reply(PING, PONG)
 
 
 def test_unread_reply_in_steps_is_ended_by_the_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:

@@ -82,7 +82,7 @@ def test_replies_of_the_core_and_of_the_general_path_keep_their_order(start: Cal
 def test_pipelines_longer_than_one_read_are_answered_in_order(start: Callable[..., Any]) -> None:
     peer = start().connect()
     numbers = [at * 7 % KEYS for at in range(20_000)]  # 0.6 MB
-    peer.answers(b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers))
+    peer.expect_reply(b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers))
 
 
 def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Callable[..., Any]) -> None:
@@ -90,7 +90,7 @@ def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Ca
     greedy, other = running.connect(), running.connect()
     count = 300  # 15 MB, from one read
     greedy.send(GET_LARGE * count + PING)
-    other.answers(get(5), bulk(b"5"))
+    other.expect_reply(get(5), bulk(b"5"))
     assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
 
 
@@ -98,10 +98,10 @@ def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callabl
     running = start()
     slow, other = running.connect(), running.connect()
     slow.send(PAIR * 1_000)  # it ends though nothing is read
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
     assert running.call(lambda: max(each.output.size_bytes for each in running.server._connections.values())) < 8 << 20
     assert slow.read(1_000 * len(PAIR_REPLIES)) == PAIR_REPLIES * 1_000
-    slow.answers(PING, PONG)
+    slow.expect_reply(PING, PONG)
 
 
 def test_a_client_that_sends_more_than_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
@@ -128,13 +128,13 @@ def test_a_client_with_too_many_unread_replies_and_requests_is_not_read(
         with suppress(BlockingIOError):
             while sent < 60 << 20:
                 sent += slow.socket.send(PAIR[sent % len(PAIR) :])
-        other.answers(PING, PONG)
+        other.expect_reply(PING, PONG)
         quiet = quiet + 1 if sent == before else 0
     assert sent < 60 << 20
     slow.socket.setblocking(True)
     got = slow.read(sent // len(PAIR) * len(PAIR_REPLIES))
     assert got == PAIR_REPLIES * (sent // len(PAIR))
-    slow.answers(PAIR[sent % len(PAIR) :], PAIR_REPLIES)
+    slow.expect_reply(PAIR[sent % len(PAIR) :], PAIR_REPLIES)
 
 
 def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) -> None:
@@ -158,7 +158,7 @@ def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) ->
 def test_clients_that_reset_their_connections_are_gone_at_once(start: Callable[..., Any], data: bytes) -> None:
     running = start()
     stays = running.connect()
-    stays.answers(PING, PONG)
+    stays.expect_reply(PING, PONG)
     for _ in range(20):
         peer = running.connect()
         peer.send(data)
@@ -166,7 +166,7 @@ def test_clients_that_reset_their_connections_are_gone_at_once(start: Callable[.
         peer.socket.close()
     running.peers[1:] = []
     eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
-    stays.answers(get(3), bulk(b"3"))
+    stays.expect_reply(get(3), bulk(b"3"))
 
 
 def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
@@ -174,35 +174,35 @@ def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
     peers = [running.connect() for _ in range(1_500)]
     for peer in peers[::3]:
         peer.send(get(9)[:-1])  # all but the end
-    peers[0].answers(b"\n", bulk(b"9"))
-    peers[-1].answers(get(1), bulk(b"1"))
+    peers[0].expect_reply(b"\n", bulk(b"9"))
+    peers[-1].expect_reply(get(1), bulk(b"1"))
     for peer in peers[3::3]:
-        peer.answers(b"\n", bulk(b"9"))
+        peer.expect_reply(b"\n", bulk(b"9"))
     for peer in peers[1:]:
         peer.socket.close()
     eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
-    peers[0].answers(get(2), bulk(b"2"))
+    peers[0].expect_reply(get(2), bulk(b"2"))
 
 
 def test_client_beyond_the_limit_gets_an_error(start: Callable[..., Any]) -> None:
     running = start(maxclients=2)
     first, second = running.connect(), running.connect()
     for peer in (first, second):
-        peer.answers(PING, PONG)
+        peer.expect_reply(PING, PONG)
     assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
     first.socket.close()
     eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
-    running.connect().answers(get(1), bulk(b"1"))
+    running.connect().expect_reply(get(1), bulk(b"1"))
 
 
 def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable[..., Any]) -> None:
     running = start()
     killer, killed, idle = (running.connect() for _ in range(3))
     for peer in (killer, killed, idle):
-        peer.answers(PING, PONG)
+        peer.expect_reply(PING, PONG)
     killed.send(GET_LARGE * 500)
-    killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"2") + get(1), b":1\r\n" + bulk(b"1"))
-    killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"3") + get(1), b":1\r\n" + bulk(b"1"))
+    killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"2") + get(1), b":1\r\n" + bulk(b"1"))
+    killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"3") + get(1), b":1\r\n" + bulk(b"1"))
     whole = bulk(LARGE) * 500
     assert whole.startswith(killed.read_until_cut())
     assert idle.read_until_cut() == b""
@@ -212,11 +212,11 @@ def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable
 def test_killed_client_sees_its_end_before_client_kill_is_answered(start: Callable[..., Any]) -> None:
     running = start()
     killer = running.connect()
-    killer.answers(PING, PONG)
+    killer.expect_reply(PING, PONG)
     for number in range(2, 52):
         killed = running.connect()
-        killed.answers(PING, PONG)
-        killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"%d" % number), b":1\r\n")
+        killed.expect_reply(PING, PONG)
+        killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"%d" % number), b":1\r\n")
         killed.socket.setblocking(False)
         assert killed.socket.recv(1) == b""  # BlockingIOError: not yet
 
@@ -236,14 +236,14 @@ def test_publish_after_the_end_of_a_subscriber_reaches_no_client(start: Callable
         subscriber = running.connect()
         subscriber.send(asked(b"SUBSCRIBE", b"x") + b"QUIT\r\n")
         assert subscriber.read_all().endswith(b"+OK\r\n")
-        publisher.answers(asked(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
+        publisher.expect_reply(asked(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
 
 
 def test_pause_holds_all_clients_and_their_requests_are_answered_later(start: Callable[..., Any]) -> None:
     running = start()
     pausing, held = running.connect(), running.connect()
-    held.answers(get(1), bulk(b"1"))
-    pausing.answers(asked(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
+    held.expect_reply(get(1), bulk(b"1"))
+    pausing.expect_reply(asked(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
     held.send(get(1) * 3)
     eventually(lambda: running.call(lambda: running.server.context.stats.input_bytes) > 0)
     running.call(lambda: None)
@@ -252,7 +252,7 @@ def test_pause_holds_all_clients_and_their_requests_are_answered_later(start: Ca
         held.socket.recv(1)
     held.socket.setblocking(True)
     running.call(running.server.context.observation.pause.end)
-    held.answers(get(2), bulk(b"1") * 3 + bulk(b"2"))
+    held.expect_reply(get(2), bulk(b"1") * 3 + bulk(b"2"))
 
 
 def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
@@ -272,7 +272,7 @@ def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
 def test_only_the_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]) -> None:
     running = start(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     slow, speaker = running.connect(), running.connect()
-    slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
+    slow.expect_reply(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
     text = b"x" * 60_000
     while running.call(lambda: len(running.server._connections)) == 2:
         speaker.send(asked(b"PUBLISH", b"a", text) + get(1))
@@ -283,7 +283,7 @@ def test_only_the_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]
 def test_paused_subscriber_with_pending_input_is_not_cut(start: Callable[..., Any]) -> None:
     running = start()
     slow, speaker = running.connect(), running.connect()
-    slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
+    slow.expect_reply(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
     text = b"x" * 60_000
     count = 200  # 12 MB: the socket is full
     for _ in range(count):
@@ -301,13 +301,13 @@ def test_clients_of_one_round_are_answered_each_by_its_own(start: Callable[..., 
     """What several clients sent is looked up together: plain ones, one with rules, some that track, some that go."""
     dice = random.Random(seed)
     running = start()
-    running.connect().answers(
+    running.connect().expect_reply(
         asked(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n"
     )
     peers = [running.connect() for _ in range(16)]
     talks = [mixture(dice, 150) for _ in peers]
     for at in range(0, 16, 5):
-        peers[at].answers(asked(b"AUTH", b"ann", b"any"), b"+OK\r\n")
+        peers[at].expect_reply(asked(b"AUTH", b"ann", b"any"), b"+OK\r\n")
     for at in range(1, 16, 5):
         peers[at].send(asked(b"HELLO", b"3") + asked(b"CLIENT", b"TRACKING", b"ON"))
         peers[at].read_until(b"+OK\r\n")
@@ -340,9 +340,9 @@ def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     running = start()
     peer = running.connect()
     sent, expected = mixture(random.Random(5), 300)
-    peer.answers(sent, expected)
-    peer.answers(get(1)[:-5], b"")
-    peer.answers(get(1)[-5:], bulk(b"1"))
+    peer.expect_reply(sent, expected)
+    peer.expect_reply(get(1)[:-5], b"")
+    peer.expect_reply(get(1)[-5:], bulk(b"1"))
     stats = running.server.context.stats
     running.call(stats.collect)
     assert running.call(lambda: (stats.input_bytes, stats.output_bytes)) == (
@@ -372,7 +372,7 @@ def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -
     server = start()
     peer = server.connect()
     for _ in range(20):
-        peer.answers(get(1) + asked(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
+        peer.expect_reply(get(1) + asked(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
     numbers = server.call(lambda: server.server.context.stats.to_json())
     assert numbers["reads"] >= 20 and numbers["writes"] >= 20
     if native.sockets is not None:
@@ -396,7 +396,7 @@ def test_server_sends_pending_replies_then_stops(start: Callable[..., Any], monk
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 3_600_000_000_000)  # all is answered in one turn
     running = start()
     peer = running.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     peer.send(get(1) * 100)
     assert peer.read(1) == b"$"
     running.run(running.server.stop())
@@ -407,7 +407,7 @@ def test_peers_of_a_closed_socket(start: Callable[..., Any], monkeypatch: pytest
     """connection_lost is called once, however it ends, and never from within the call that ends it."""
     running = start()
     peer = running.connect()
-    peer.answers(PING, PONG)
+    peer.expect_reply(PING, PONG)
     calls: list[str] = []
     lost = Connection.connection_lost
 
@@ -466,7 +466,7 @@ def test_a_user_may_not_read_a_key_behind_others_of_one_round(start: Callable[..
     denied = b"-NOPERM No permissions to access a key\r\n"
     running.call(lambda: [peer.send(get(1) + get(2) + get(1)) for peer in peers])  # found in one round
     for peer in peers:
-        peer.answers(b"", bulk(b"1") + denied + bulk(b"1"))
+        peer.expect(bulk(b"1") + denied + bulk(b"1"))
 
 
 def test_commands_about_the_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
@@ -491,10 +491,10 @@ def test_commands_about_the_connection_keep_their_place_among_all_others(start: 
         (name + asked(b"RESET") + name, named + b"+RESET\r\n$-1\r\n"),
     ]
     for sent, expected in cases:
-        peer.answers(sent, expected)
+        peer.expect_reply(sent, expected)
         for byte in sent[:-1]:
             peer.send(bytes([byte]))
-        peer.answers(sent[-1:], expected if b"RESET" not in sent else b"$-1\r\n+RESET\r\n$-1\r\n")
+        peer.expect_reply(sent[-1:], expected if b"RESET" not in sent else b"$-1\r\n+RESET\r\n$-1\r\n")
     peer.send(name + asked(b"QUIT") + name + get(1))
     assert peer.read_all() == b"$-1\r\n+OK\r\n"
 
@@ -503,6 +503,6 @@ def test_one_client_s_costly_commands_leave_turns_to_others(start: Callable[...,
     running = start()
     greedy, other = running.connect(), running.connect()
     greedy.send(asked(b"ACL", b"CAT", b"read") * 2_000)
-    other.answers(get(5), bulk(b"5"))
+    other.expect_reply(get(5), bulk(b"5"))
     greedy.send(PING)
     assert greedy.read_until(PONG).count(b"\r\nget\r\n") == 2_000

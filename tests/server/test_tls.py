@@ -54,7 +54,7 @@ def started(
     server = stack.enter_context(sparkis_server(folder / "store", log, *given))
     showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
     with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
-        eventually(lambda: answers(client), awaited="the server is loading")
+        eventually(lambda: can_ping(client), awaited="the server is loading")
     return server
 
 
@@ -81,7 +81,7 @@ def connect(server: Running, **given: Any) -> Any:
     return redis.Redis(port=server.tls_port, ssl=True, retry=Retry(NoBackoff(), 0), **given)
 
 
-def answers(client: Any) -> bool:
+def can_ping(client: Any) -> bool:
     with suppress(redis.RedisError):
         return bool(client.ping())
     return False
@@ -210,7 +210,7 @@ def test_client_without_tls_is_closed_and_takes_no_clients_place(
 def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
     with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
-        eventually(lambda: answers(first), awaited="the place of who came before is free")
+        eventually(lambda: can_ping(first), awaited="the place of who came before is free")
         with pytest.raises(redis.ConnectionError):
             second.ping()
         assert first.info("stats")["rejected_connections"] >= 1

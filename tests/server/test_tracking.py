@@ -92,60 +92,60 @@ def connect(server: Any) -> Any:
 
 @pytest.mark.parametrize("sent", [lines, arrays])  # the general way, and the short one
 def test_read_key_is_invalidated_before_new_value(client: Any, epochs: Epochs, sent: Callable[..., bytes]) -> None:
-    client.answers(lines("CLIENT TRACKING ON"), OK)
-    client.answers(sent("GET job:temp:a"), bulk(b"0"))
+    client.expect_reply(lines("CLIENT TRACKING ON"), OK)
+    client.expect_reply(sent("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a", "b")
-    client.answers(sent("GET job:temp:b"), invalid("job:temp:a") + bulk(b"1"))
+    client.expect_reply(sent("GET job:temp:b"), invalid("job:temp:a") + bulk(b"1"))
     epochs.publish("a")
-    client.answers(sent("GET job:temp:b"), bulk(b"1"))
-    client.answers(
+    client.expect_reply(sent("GET job:temp:b"), bulk(b"1"))
+    client.expect_reply(
         sent("MGET job:temp:a job:temp:b", "GET job:temp:c"), b"*2\r\n" + bulk(b"2") + bulk(b"1") + bulk(b"0")
     )
     epochs.publish("a", "b", "c")
-    client.answers(b"", invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
+    client.expect(invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
 
 
 def test_idle_client_is_invalidated(client: Any, epochs: Epochs) -> None:
-    client.answers(
+    client.expect_reply(
         lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:missing"), OK + b"*2\r\n" + bulk(b"0") + b"_\r\n"
     )
     epochs.publish("missing")
-    client.answers(b"", invalid("job:temp:missing"))
+    client.expect(invalid("job:temp:missing"))
     epochs.publish("a", "missing")
-    client.answers(b"", invalid("job:temp:a"))
+    client.expect(invalid("job:temp:a"))
 
 
 def test_invalidations_come_before_or_after_a_transaction(client: Any, epochs: Epochs) -> None:
-    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
+    client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
     epochs.publish("a")
     client.send(lines("MULTI", "GET job:temp:a", "GET job:temp:b", "EXEC"))
     queued, invalidation, done = OK + QUEUED * 2, invalid("job:temp:a"), b"*2\r\n" + bulk(b"1") + bulk(b"0")
     found = client.read(len(queued + invalidation + done))
     assert found in (queued + invalidation + done, invalidation + queued + done)  # the latter if this process was slow
     epochs.publish("b")
-    client.answers(b"", invalid("job:temp:b"))
+    client.expect(invalid("job:temp:b"))
 
 
 def test_invalidations_come_before_or_after_a_reply_in_steps_never_within(
     client: Any, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
-    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     epochs.publish("a")
     client.send(lines("HGETALL job:map:m"))
-    client.answers(b"", invalid("job:temp:a") + b"%%%d\r\n" % FIELDS)
+    client.expect(invalid("job:temp:a") + b"%%%d\r\n" % FIELDS)
     epochs.publish("b", size=FIELDS)
     pairs = client.read(sum(len(bulk(b"f%d" % each)) + len(bulk(b"0")) for each in range(FIELDS)))
     assert pairs.count(b"\r\n$1\r\n0\r\n") == FIELDS
     assert b"invalidate" not in pairs
-    client.answers(b"", invalid("job:map:m"))
+    client.expect(invalid("job:map:m"))
 
 
 @pytest.mark.parametrize("happens", ["a job comes", "an epoch is too large", "many epochs"])
 def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
     happens: str, server: Any, client: Any, epochs: Epochs, tmp_path: Path
 ) -> None:
-    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     other = None
     if happens == "a job comes":
         other = Epochs(server, tmp_path / "other", "other")
@@ -156,47 +156,47 @@ def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
                 epochs.publish(*(f"{each}" for each in range(6_000 if happens == "an epoch is too large" else 1)))
 
         server.call(publish)  # between two looks
-    client.answers(b"", invalid())
-    client.answers(lines("GET job:temp:a"), bulk(b"0"))
+    client.expect(invalid())
+    client.expect_reply(lines("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a")
-    client.answers(b"", invalid("job:temp:a"))
+    client.expect(invalid("job:temp:a"))
     if other is not None:
         server.call(lambda: server.server.context.keyspace.remove("other"))
-        client.answers(b"", invalid())
+        client.expect(invalid())
         other.store.close()
 
 
 def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs: Epochs) -> None:
-    client.answers(lines("CONFIG SET tracking-table-max-keys 2", "CLIENT TRACKING ON"), OK * 2)
-    client.answers(
+    client.expect_reply(lines("CONFIG SET tracking-table-max-keys 2", "CLIENT TRACKING ON"), OK * 2)
+    client.expect_reply(
         lines("GET job:temp:a", "GET job:temp:b", "GET job:temp:c", "PING"),
         bulk(b"0") * 3 + invalid("job:temp:a") + PONG,
     )
-    client.answers(
+    client.expect_reply(
         lines("MGET job:temp:a job:temp:b job:temp:c", "PING"),
         b"*3\r\n" + bulk(b"0") * 3 + invalid("job:temp:b") + PONG,
     )
-    client.answers(
+    client.expect_reply(
         lines("CONFIG GET tracking-table-max-keys"), b"%1\r\n" + bulk(b"tracking-table-max-keys") + bulk(b"2")
     )
     epochs.publish("a", "b")
-    client.answers(b"", invalid("job:temp:a"))
+    client.expect(invalid("job:temp:a"))
 
 
 def test_expired_key_is_invalidated_once_its_expiry_is_applied(server: Any, client: Any, epochs: Epochs) -> None:
     epochs.publish("soon", expire_at_ms=1)
-    client.answers(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
+    client.expect_reply(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
     server.call(lambda: epochs.store.expire(2, 100))
-    client.answers(b"", invalid("job:temp:soon"))
+    client.expect(invalid("job:temp:soon"))
 
 
 def test_tracked_keys_are_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
-    client.answers(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
+    client.expect_reply(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
     other = connect(server)
-    other.answers(lines("CLIENT TRACKING ON BCAST PREFIX x PREFIX y", "INFO clients"), OK)
+    other.expect_reply(lines("CLIENT TRACKING ON BCAST PREFIX x PREFIX y", "INFO clients"), OK)
     assert (len(tracking.clients), tracking.keys, tracking.items, tracking.prefixes) == (2, 2, 2, 2)
-    client.answers(lines("RESET"), b"+RESET\r\n")
+    client.expect_reply(lines("RESET"), b"+RESET\r\n")
     other.socket.close()
     eventually(lambda: not server.call(lambda: tracking.clients))
     assert (tracking.keys, tracking.items, tracking.prefixes, tracking.is_idle) == (0, 0, 0, True)
@@ -210,7 +210,7 @@ def test_tracking_clients_that_do_not_read_delay_no_client(server: Any, epochs: 
     reader = server.connect()
     for turn in range(12):
         epochs.publish(*map(str, range(300 if turn % 3 else 6_000)))
-        reader.answers(lines("GET job:temp:a"), b"$1\r\n0\r\n")
+        reader.expect_reply(lines("GET job:temp:a"), b"$1\r\n0\r\n")
     tracking = server.server.context.tracking
     pending = server.call(
         lambda: [sum(each.bytes for each in (*client.pending, *client.resend)) for client in tracking.clients]
@@ -221,21 +221,21 @@ def test_tracking_clients_that_do_not_read_delay_no_client(server: Any, epochs: 
 
 
 def test_invalidations_are_limited_to_readable_keys(server: Any, client: Any, epochs: Epochs) -> None:
-    client.answers(lines("ACL SETUSER tenant on nopass ~job:temp:a* +@all", "CLIENT TRACKING ON BCAST"), OK * 2)
+    client.expect_reply(lines("ACL SETUSER tenant on nopass ~job:temp:a* +@all", "CLIENT TRACKING ON BCAST"), OK * 2)
     tenant = connect(server)
-    tenant.answers(lines("AUTH tenant x", "CLIENT TRACKING ON BCAST PREFIX job:"), OK * 2)
+    tenant.expect_reply(lines("AUTH tenant x", "CLIENT TRACKING ON BCAST PREFIX job:"), OK * 2)
     epochs.publish("a", "ab", "b")
-    client.answers(b"", invalid("job:temp:a", "job:temp:ab", "job:temp:b"))
-    tenant.answers(b"", invalid("job:temp:a", "job:temp:ab"))
+    client.expect(invalid("job:temp:a", "job:temp:ab", "job:temp:b"))
+    tenant.expect(invalid("job:temp:a", "job:temp:ab"))
     epochs.publish("b")
-    client.answers(b"", invalid("job:temp:b"))
-    tenant.answers(lines("PING"), PONG)
+    client.expect(invalid("job:temp:b"))
+    tenant.expect_reply(lines("PING"), PONG)
 
 
 def test_tracking_table_is_empty_after_the_last_client(server: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
     peer = connect(server)
-    peer.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    peer.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     assert server.call(lambda: tracking.keys) == 1
     peer.socket.close()
     eventually(lambda: server.call(lambda: not tracking.clients and not tracking.is_freeing))

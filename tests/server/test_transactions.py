@@ -131,23 +131,23 @@ def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
         "KEYS job:temp:*",
         "GET job:temp:b",
     ]
-    peer.answers(lines("MULTI", *commands), OK + QUEUED * len(commands))
+    peer.expect_reply(lines("MULTI", *commands), OK + QUEUED * len(commands))
     peer.send(lines("EXEC"))
     reply = bulk(b"0")
-    peer.answers(b"", b"*5\r\n" + reply + b"*%d\r\n" % (2 * FIELDS))
-    other.answers(PING, PONG)
+    peer.expect(b"*5\r\n" + reply + b"*%d\r\n" % (2 * FIELDS))
+    other.expect_reply(PING, PONG)
     pairs = peer.read(sum(len(bulk(b"f%d" % each)) + len(reply) for each in range(FIELDS)))
     assert pairs.count(b"\r\n0\r\n") == FIELDS
-    peer.answers(b"", b"*2\r\n" + reply * 2 + b"*2\r\n")
+    peer.expect(b"*2\r\n" + reply * 2 + b"*2\r\n")
     assert sorted(peer.read(2 * len(bulk(b"job:temp:a"))).split()[1::2]) == [b"job:temp:a", b"job:temp:b"]
-    peer.answers(b"", reply)
+    peer.expect(reply)
     assert len(published) == len(commands)
-    peer.answers(lines("GET job:temp:a"), bulk(b"%d" % epochs.epoch))
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"%d" % epochs.epoch))
 
 
 def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_turns: None) -> None:
     slow, quick = server.connect(), server.connect()
-    slow.answers(lines("MULTI", *["GET job:temp:1"] * 500), OK + QUEUED * 500)
+    slow.expect_reply(lines("MULTI", *["GET job:temp:1"] * 500), OK + QUEUED * 500)
     order: list[str] = []
     pipeline = server.server.pipeline
     run, ping = pipeline.backend.answer_queued, pipeline.reply_to
@@ -166,7 +166,7 @@ def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_t
     pipeline.reply_to = noted_ping
     slow.send(lines("EXEC"))
     assert quick.read(7) == bulk(b"x")
-    slow.answers(b"", b"*500\r\n" + bulk(b"1") * 500)
+    slow.expect(b"*500\r\n" + bulk(b"1") * 500)
     assert order[0] == "EXEC"
     assert order.index("ECHO") < order.index("queued") + 100
 
@@ -176,31 +176,31 @@ def test_too_long_transaction_is_refused_and_nothing_of_it_is_run(server: Any, m
     refused = b"-ERR a transaction may have 3 commands and 64 MiB; split it\r\n"
     aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
     peer = server.connect()
-    peer.answers(lines("MULTI", *["PING"] * 5, "EXEC"), OK + QUEUED * 3 + refused + QUEUED + aborted)
+    peer.expect_reply(lines("MULTI", *["PING"] * 5, "EXEC"), OK + QUEUED * 3 + refused + QUEUED + aborted)
     monkeypatch.setattr(transaction, "QUEUED_REQUESTS_MAX", 100)
     monkeypatch.setattr(transaction, "QUEUED_BYTES_MAX", 1 << 20)
     too_long = b"*2\r\n$3\r\nGET\r\n$1048576\r\n" + b"x" * 1048576 + b"\r\n"
     refused = refused.replace(b"3 commands and 64", b"100 commands and 1")
-    peer.answers(lines("MULTI") + too_long + lines("EXEC"), OK + refused + aborted)
-    peer.answers(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.expect_reply(lines("MULTI") + too_long + lines("EXEC"), OK + refused + aborted)
+    peer.expect_reply(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
 
 
 def test_each_request_of_a_transaction_that_comes_alone_is_answered_at_once(server: Any) -> None:
     peer = server.connect()
     get, reply = request("GET", "job:temp:1"), bulk(b"1")
     for words, replies in ((("MULTI",), OK), (("GET", "job:temp:1"), QUEUED), (("EXEC",), b"*1\r\n" + reply)):
-        peer.answers(request(*words), replies)
-    peer.answers(get + request("MULTI") + get, reply + OK + QUEUED)
-    peer.answers(request("EXEC"), b"*1\r\n" + reply)
+        peer.expect_reply(request(*words), replies)
+    peer.expect_reply(get + request("MULTI") + get, reply + OK + QUEUED)
+    peer.expect_reply(request("EXEC"), b"*1\r\n" + reply)
 
 
 def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = server.connect()
-    peer.answers(lines("WATCH " + " ".join(f"job:temp:{each}" for each in range(1000))), OK)
-    peer.answers(lines("WATCH job:temp:1 job:temp:1"), OK)
+    peer.expect_reply(lines("WATCH " + " ".join(f"job:temp:{each}" for each in range(1000))), OK)
+    peer.expect_reply(lines("WATCH job:temp:1 job:temp:1"), OK)
     monkeypatch.setattr("resp_server.session.transaction.WATCHED_KEYS_MAX", 1001)
-    peer.answers(lines("WATCH job:temp:1000"), OK)
-    peer.answers(
+    peer.expect_reply(lines("WATCH job:temp:1000"), OK)
+    peer.expect_reply(
         lines("WATCH job:temp:1001"), b"-ERR a client may watch 1001 keys of 16 MiB; UNWATCH, or watch fewer\r\n"
     )
     peer.send(lines("INFO clients"))
@@ -210,7 +210,7 @@ def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytes
     assert b"watching_clients:1\r\n" in found
     while b"total_blocking_keys_on_nokey:0\r\n\r\n" not in found:
         found += peer.read(1)
-    peer.answers(lines("MULTI", "PING", "EXEC"), OK + QUEUED + b"*1\r\n" + PONG)
+    peer.expect_reply(lines("MULTI", "PING", "EXEC"), OK + QUEUED + b"*1\r\n" + PONG)
 
 
 def test_client_that_leaves_during_exec_leaves_no_view_open(
@@ -246,7 +246,7 @@ def test_command_that_asks_other_processes_is_waited_for_within_exec(server: Any
     head = OK + QUEUED * 3 + b"*3\r\n" + PONG
     assert peer.read(len(head)) == head
     eventually(lambda: server.call(lambda: len(waiting)))
-    other.answers(PING, PONG)
+    other.expect_reply(PING, PONG)
     server.call(lambda: waiting.pop(0)([]))
     assert peer.read(len(PONG) * 2 + 6) == b"$0\r\n\r\n" + PONG * 2
 
@@ -261,31 +261,31 @@ TRY = lines("MULTI", "PING", "EXEC")
 def test_changed_keys_of_kept_epochs_decide_about_watched_keys(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
     for _ in range(8):
-        peer.answers(lines("WATCH job:temp:a job:map:m job:temp:none"), OK)
+        peer.expect_reply(lines("WATCH job:temp:a job:map:m job:temp:none"), OK)
         epochs.publish(keys="b")
-        peer.answers(TRY, NOT_RUN)  # each epoch changes the map
-    peer.answers(lines("WATCH job:temp:a job:temp:none"), OK)
+        peer.expect_reply(TRY, NOT_RUN)  # each epoch changes the map
+    peer.expect_reply(lines("WATCH job:temp:a job:temp:none"), OK)
     for _ in range(8):
         epochs.publish(keys="b")
-    peer.answers(TRY, RUN)
-    peer.answers(lines("WATCH job:temp:a"), OK)
+    peer.expect_reply(TRY, RUN)
+    peer.expect_reply(lines("WATCH job:temp:a"), OK)
     epochs.publish(keys="a")
-    peer.answers(TRY, NOT_RUN)
-    peer.answers(TRY, RUN)
+    peer.expect_reply(TRY, NOT_RUN)
+    peer.expect_reply(TRY, RUN)
 
 
 def test_watch_of_unknown_keys_compares_small_values_only(server: Any, epochs: Epochs) -> None:
     large = [Change("temp", Op.PUT, b"job:temp:large", value=b"x" * 100_000)]
     epochs.publish(large)
     small, changed, big = server.connect(), server.connect(), server.connect()
-    small.answers(lines("WATCH job:temp:b job:temp:none job:many:7"), OK)
-    changed.answers(lines("WATCH job:temp:a"), OK)
-    big.answers(lines("WATCH job:temp:large"), OK)
+    small.expect_reply(lines("WATCH job:temp:b job:temp:none job:many:7"), OK)
+    changed.expect_reply(lines("WATCH job:temp:a"), OK)
+    big.expect_reply(lines("WATCH job:temp:large"), OK)
     for _ in range(20):
         epochs.publish(keys="a")
-    small.answers(TRY, RUN)
-    changed.answers(TRY, NOT_RUN)
-    big.answers(TRY, NOT_RUN)
+    small.expect_reply(TRY, RUN)
+    changed.expect_reply(TRY, NOT_RUN)
+    big.expect_reply(TRY, NOT_RUN)
 
 
 def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any, epochs: Epochs) -> None:
@@ -293,15 +293,15 @@ def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: A
     others = [change._replace(key=change.key[:-1] + b"b") for change in members]
     epochs.publish(members + others)
     same, member, score = server.connect(), server.connect(), server.connect()
-    same.answers(lines("WATCH job:seen:b job:top:b"), OK)
-    member.answers(lines("WATCH job:seen:a"), OK)
-    score.answers(lines("WATCH job:top:a"), OK)
+    same.expect_reply(lines("WATCH job:seen:b job:top:b"), OK)
+    member.expect_reply(lines("WATCH job:seen:a"), OK)
+    score.expect_reply(lines("WATCH job:top:a"), OK)
     epochs.publish([Change("seen", Op.PUT, b"job:seen:a", b"bob", b""), members[1]._replace(value=b"2"), *others])
     for _ in range(20):  # until it is not known any more which keys those epochs changed
         epochs.publish()
-    same.answers(TRY, RUN)
-    member.answers(TRY, NOT_RUN)
-    score.answers(TRY, NOT_RUN)
+    same.expect_reply(TRY, RUN)
+    member.expect_reply(TRY, NOT_RUN)
+    score.expect_reply(TRY, NOT_RUN)
 
 
 def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Epochs) -> None:
@@ -317,27 +317,27 @@ def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Ep
     )
     for key in ("job:temp:soon", "job:map:soon"):
         early, late = server.connect(), server.connect()
-        early.answers(lines(f"WATCH {key}"), OK)
-        early.answers(TRY, RUN)
-        late.answers(lines(f"WATCH {key}"), OK)
+        early.expect_reply(lines(f"WATCH {key}"), OK)
+        early.expect_reply(TRY, RUN)
+        late.expect_reply(lines(f"WATCH {key}"), OK)
         clock[0] = at
-        late.answers(TRY, NOT_RUN)
-        late.answers(lines(f"WATCH {key}"), OK)  # expired before it was watched
-        late.answers(TRY, RUN)
+        late.expect_reply(TRY, NOT_RUN)
+        late.expect_reply(lines(f"WATCH {key}"), OK)  # expired before it was watched
+        late.expect_reply(TRY, RUN)
         clock[0] = at - 1_000
 
 
 def test_watched_keys_of_a_rebuilt_job_are_compared_by_value(server: Any, epochs: Epochs, tmp_path: Path) -> None:
     same, other = server.connect(), server.connect()
     epochs.publish()
-    same.answers(lines("WATCH job:temp:a"), OK)
-    other.answers(lines("WATCH job:temp:b"), OK)
+    same.expect_reply(lines("WATCH job:temp:a"), OK)
+    other.expect_reply(lines("WATCH job:temp:b"), OK)
     anew = LmdbStore(tmp_path / "anew", "g2")
     changes = [Change("temp", Op.PUT, b"job:temp:a", value=b"1"), Change("temp", Op.PUT, b"job:temp:b", value=b"7")]
     apply_epoch(anew, STATES, changes, 1, term=2, clock_ms=9)
     server.call(lambda: server.server.context.keyspace.put(Job("job", "g2", STATES, anew)))
-    same.answers(TRY, RUN)
-    other.answers(TRY, NOT_RUN)
+    same.expect_reply(TRY, RUN)
+    other.expect_reply(TRY, NOT_RUN)
     server.call(server.server.context.close)
     anew.close()
 
@@ -360,20 +360,20 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     for _ in range(3):
         epochs.publish()
     two = ("GET job:temp:a", "GET job:temp:b")
-    peer.answers(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:3\r\n")
-    peer.answers(reads_at(1, 3, *two), answered(bulk(b"3"), bulk(b"3")))
+    peer.expect_reply(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:3\r\n")
+    peer.expect_reply(reads_at(1, 3, *two), answered(bulk(b"3"), bulk(b"3")))
     for _ in range(9):
         epochs.publish()
     for epoch in range(5, 13):
-        peer.answers(reads_at(1, epoch, *two), answered(*[bulk(b"%d" % epoch)] * 2))
+        peer.expect_reply(reads_at(1, epoch, *two), answered(*[bulk(b"%d" % epoch)] * 2))
     held = b"-NOEPOCH job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
-    peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
-    peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
+    peer.expect_reply(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
+    peer.expect_reply(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
     clock[0] += pinned_epochs.PINNED_MS_MAX + 1
-    peer.answers(reads_at(1, 5, *two), answered(bulk(b"5"), bulk(b"5")))  # no time alone ends it
+    peer.expect_reply(reads_at(1, 5, *two), answered(bulk(b"5"), bulk(b"5")))  # no time alone ends it
     epochs.publish()
-    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12,1:13\r\n")
-    peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
+    peer.expect_reply(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12,1:13\r\n")
+    peer.expect_reply(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     context = server.server.context
     assert server.call(lambda: len(context.epochs.pinned.epochs()["job"])) == 2
     server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.IDLE_MS_MAX))
@@ -384,7 +384,7 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = server.connect()
-    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
     epochs.publish()
     backend = server.server.pipeline.backend
     answer_queued = backend.answer_queued
@@ -404,24 +404,24 @@ def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any,
     epochs.publish([Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=now_ms + 1_000)])
     peer = server.connect()
     for clock_ms, left in ((now_ms, 1000), (now_ms + 999, 1), (now_ms + 1000, -2), (now_ms + 5000, -2)):
-        peer.answers(reads_at(1, 1, "PTTL job:temp:soon", clock_ms=clock_ms), answered(b":%d\r\n" % left))
-    peer.answers(lines("PTTL job:temp:soon"), b":1000\r\n")
+        peer.expect_reply(reads_at(1, 1, "PTTL job:temp:soon", clock_ms=clock_ms), answered(b":%d\r\n" % left))
+    peer.expect_reply(lines("PTTL job:temp:soon"), b":1000\r\n")
 
 
 def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
-    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
     epochs.publish()
-    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
-    peer.answers(lines("STATE AT job 1 0 1", "MULTI", "DISCARD"), OK * 3)
-    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.expect_reply(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.expect_reply(lines("STATE AT job 1 0 1", "MULTI", "DISCARD"), OK * 3)
+    peer.expect_reply(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
     for missing in ("STATE AT 1", "STATE AT other 1 0 1", "STATE AT job 1 1 other 1 1 1"):
-        peer.answers(lines(missing, "MULTI", "PING", "EXEC"), OK + OK + QUEUED + b"-NOEPOCH job 1:0,1:1\r\n")
-    peer.answers(lines("STATE AT job 1 0"), b"-ERR syntax error\r\n")
-    peer.answers(lines("STATE AT job 1 x 1"), b"-ERR value is not an integer or out of range\r\n")
+        peer.expect_reply(lines(missing, "MULTI", "PING", "EXEC"), OK + OK + QUEUED + b"-NOEPOCH job 1:0,1:1\r\n")
+    peer.expect_reply(lines("STATE AT job 1 0"), b"-ERR syntax error\r\n")
+    peer.expect_reply(lines("STATE AT job 1 x 1"), b"-ERR value is not an integer or out of range\r\n")
     refused = b"-ERR Command not allowed inside a transaction\r\n"
     aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
-    peer.answers(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
+    peer.expect_reply(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
 
 
 def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
@@ -438,12 +438,12 @@ def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any,
         marks = {key: mark(key) for key in ("job:temp:a", "job:temp:b", "job:temp:none")}
         words = b"".join(bulk(each.encode()) for pair in marks.items() for each in pair)
         expect = b"*%d\r\n" % (2 + 2 * len(marks)) + bulk(b"STATE") + bulk(b"EXPECT") + words
-        other.answers(expect + TRY + TRY, OK + RUN + RUN)
+        other.expect_reply(expect + TRY + TRY, OK + RUN + RUN)
         epochs.publish(keys="b")
-        other.answers(expect + TRY + TRY, OK + NOT_RUN + RUN)
-        other.answers(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
+        other.expect_reply(expect + TRY + TRY, OK + NOT_RUN + RUN)
+        other.expect_reply(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
     refused = b"-ERR a mark is the unchanged reply of STATE MARK\r\n"
-    other.answers(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")
+    other.expect_reply(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")
 
 
 # -- STATE HOLD --------------------------------------------------------------------------------------------------------
@@ -451,35 +451,35 @@ def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any,
 
 def test_proxy_reads_job_with_unreadable_log_at_earlier_epoch(server: Any, epochs: Epochs) -> None:
     peer, proxy = server.connect(), server.connect()
-    proxy.answers(lines("STATE FOLLOW"), OK + b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:1\r\n:0\r\n")
-    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    proxy.expect_reply(lines("STATE FOLLOW"), OK + b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:1\r\n:0\r\n")
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
     for _ in range(2):
         epochs.publish()
-    peer.answers(lines("STATE HOLD job 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n")  # its log can be read
+    peer.expect_reply(lines("STATE HOLD job 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n")  # its log can be read
     epochs.report("the log cannot be read")
     assert b"$7\r\nstalled\r\n$3\r\njob\r\n$11\r\n1:0,1:1,1:2\r\n" in proxy.read_until(b"1:2\r\n")
-    peer.answers(lines("STATE HOLD job 1 7", "STATE HOLD other 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n" * 2)
-    peer.answers(lines("STATE HOLD job 1", "STATE HOLD job 1 2 3"), b"-ERR syntax error\r\n" * 2)
-    peer.answers(lines("GET job:temp:a", "STATE HOLD job 1 1"), bulk(b"2") + OK)
-    peer.answers(lines("GET job:temp:a"), bulk(b"1"))
+    peer.expect_reply(lines("STATE HOLD job 1 7", "STATE HOLD other 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n" * 2)
+    peer.expect_reply(lines("STATE HOLD job 1", "STATE HOLD job 1 2 3"), b"-ERR syntax error\r\n" * 2)
+    peer.expect_reply(lines("GET job:temp:a", "STATE HOLD job 1 1"), bulk(b"2") + OK)
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"1"))
     assert proxy.read_until(b":1\r\n:1\r\n").endswith(b"epoch\r\n$3\r\njob\r\n:1\r\n:1\r\n")
-    peer.answers(lines("MULTI", "GET job:temp:b", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
-    peer.answers(lines("HVALS job:map:m"), b"*%d\r\n" % FIELDS + bulk(b"1") * FIELDS)
-    peer.answers(lines("STATE HOLD job 1 0"), OK)
-    peer.answers(lines("GET job:temp:a"), bulk(b"0"))
-    peer.answers(lines("STATE HOLD job"), OK)
-    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
-    peer.answers(lines("STATE HOLD job 1 0"), OK)
+    peer.expect_reply(lines("MULTI", "GET job:temp:b", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.expect_reply(lines("HVALS job:map:m"), b"*%d\r\n" % FIELDS + bulk(b"1") * FIELDS)
+    peer.expect_reply(lines("STATE HOLD job 1 0"), OK)
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"0"))
+    peer.expect_reply(lines("STATE HOLD job"), OK)
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"2"))
+    peer.expect_reply(lines("STATE HOLD job 1 0"), OK)
     epochs.report("")
-    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"2"))
     assert proxy.read_until(b"stalled\r\n$3\r\njob\r\n_\r\n")
     epochs.publish()
-    peer.answers(lines("GET job:temp:a"), bulk(b"3"))
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"3"))
     epochs.report("the log cannot be read")
-    peer.answers(lines("STATE HOLD job 1 2", "PING"), OK + b"+PONG\r\n")
-    peer.answers(lines("GET job:temp:a"), bulk(b"2"))
+    peer.expect_reply(lines("STATE HOLD job 1 2", "PING"), OK + b"+PONG\r\n")
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"2"))
     epochs.begin_anew()
-    peer.answers(lines("GET job:temp:a"), bulk(b"9"))
-    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"9"))
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"9"))
+    peer.expect_reply(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"9"))
     epochs.report("")
-    peer.answers(lines("GET job:temp:a"), bulk(b"9"))
+    peer.expect_reply(lines("GET job:temp:a"), bulk(b"9"))

@@ -49,7 +49,7 @@ def batch(number: int) -> Iterator[dict[str, Any]]:
     return ({"k": f"k{i}", "v": i * 10 + number} for i in range(KEYS))
 
 
-def everything(url: str) -> dict[str, Any]:
+def values_by_key(url: str) -> dict[str, Any]:
     """Return all keys and values."""
     with redis.Redis.from_url(url, decode_responses=True) as client, client.pipeline(transaction=False) as asked:
         keys = list(client.scan_iter(count=1000))
@@ -62,10 +62,10 @@ def everything(url: str) -> dict[str, Any]:
         return dict(zip(keys, asked.execute(), strict=True))
 
 
-def answers(url: str) -> dict[str, Any] | str:
+def values_or_error(url: str) -> dict[str, Any] | str:
     """Return all keys and values, or the error of a read."""
     try:
-        return everything(url)
+        return values_by_key(url)
     except redis.RedisError as error:
         return str(error)
 
@@ -257,7 +257,7 @@ class Placed:
     def wait_for_servers(self, count: int) -> None:
         """Wait until so many servers answer all slots."""
         eventually(lambda: len(addresses(self.endpoint)), lambda found: found == count)
-        eventually(lambda: answers(self.endpoint.url), lambda found: found == self.expected)
+        eventually(lambda: values_or_error(self.endpoint.url), lambda found: found == self.expected)
 
 
 @contextmanager
@@ -281,5 +281,5 @@ def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) ->
     with placed_job(spark, folder, **options) as job:
         eventually(lambda: len(addresses(job.endpoint)), lambda count: count == executors)
         job.add()
-        eventually(lambda: answers(job.endpoint.url), lambda found: found == EXPECTED)
+        eventually(lambda: values_or_error(job.endpoint.url), lambda found: found == EXPECTED)
         yield job.endpoint

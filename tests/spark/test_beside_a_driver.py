@@ -78,7 +78,7 @@ class Scene:
         """Wait until every key is answered, with the newest batch."""
         expected = {f"job:sum:k{i}": self.sum(i) for i in range(placing.KEYS)}
         expected_facts = {f"job:facts:k{i}": {"sum": self.sum(i), "n": str(self.batches)} for i in range(placing.KEYS)}
-        eventually(lambda: placing.answers(url), lambda found: found == expected | expected_facts)
+        eventually(lambda: placing.values_or_error(url), lambda found: found == expected | expected_facts)
 
     def servers(self) -> list[int]:
         """Return the process ids of the servers beside executors, when both are there."""

@@ -132,10 +132,10 @@ def test_the_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, e
             query.processAllAvailable()
         eventually(lambda: len(placing.addresses(endpoint)), lambda count: count == executors)
         with served("--log", tmp_path / "log", "--store", tmp_path / "store") as url:
-            expected = eventually(lambda: placing.answers(url), lambda answers: isinstance(answers, dict))
+            expected = eventually(lambda: placing.values_or_error(url), lambda answers: isinstance(answers, dict))
             requests = [request for request in requests_for(url) if "weather:latest" not in request[1]]  # it expires
         assert len(requests) > 2_000
-        eventually(lambda: placing.answers(endpoint.url), lambda answers: isinstance(answers, dict))
+        eventually(lambda: placing.values_or_error(endpoint.url), lambda answers: isinstance(answers, dict))
         for name, ask in WAYS.items():
             replies = ask(endpoint, requests)
             assert len(replies) == len(requests), name

@@ -49,7 +49,7 @@ def some_readings(seed: int, count: int) -> list[dict[str, object]]:
     return made
 
 
-def everything(client: redis.Redis, job: str) -> dict[str, object]:
+def values_by_key(client: redis.Redis, job: str) -> dict[str, object]:
     """Read all keys of a job by the rest of their names."""
     read = {"string": client.get, "hash": client.hgetall, "list": lambda key: client.lrange(key, 0, -1)}
     return {key.removeprefix(f"{job}:"): read[client.type(key)](key) for key in client.keys(f"{job}:*")}
@@ -96,7 +96,7 @@ def test_late_rows_come_to_the_same_as_all_rows_at_once(client: redis.Redis, bat
         writer = sparkis.queryable(stream.df, *states, coldest, mode="append", wait_for_visibility=True)
         query = start(writer, job, tmp_path / job)
         query.stop()
-        assert everything(client, job) == expected(rows)
+        assert values_by_key(client, job) == expected(rows)
 
 
 @pytest.mark.slow

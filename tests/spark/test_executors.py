@@ -19,7 +19,7 @@ from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark import placing
 from tests.spark.micro_batches import Batches, local_session, start
-from tests.spark.placing import ByHand, Placed, everything, is_running
+from tests.spark.placing import ByHand, Placed, is_running, values_by_key
 from tests.spark.processes import served
 
 
@@ -72,9 +72,11 @@ def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed
     for _ in range(2):
         placed.add()
     with served("--log", placed.log, "--store", tmp_path / "store") as url:
-        embedded = eventually(lambda: placing.answers(url), lambda answers: isinstance(answers, dict))  # not LOADING
+        embedded = eventually(
+            lambda: placing.values_or_error(url), lambda answers: isinstance(answers, dict)
+        )  # not LOADING
     assert embedded == placed.expected
-    assert everything(placed.endpoint.url) == embedded
+    assert values_by_key(placed.endpoint.url) == embedded
 
 
 @pytest.mark.versions
@@ -113,7 +115,7 @@ def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is
     with placing.watched(placed.endpoint.url, allowed) as watchers:
         os.kill(placing.executor_of(supervisor), signal.SIGKILL)
         eventually(lambda: is_running(server) or is_running(supervisor), lambda running: not running)
-        eventually(lambda: placing.answers(placed.endpoint.url), lambda answers: answers == placed.expected)
+        eventually(lambda: placing.values_or_error(placed.endpoint.url), lambda answers: answers == placed.expected)
         before = [each.answers for each in watchers]
         eventually(lambda: [each.answers for each in watchers], lambda now: all(map(int.__gt__, now, before)))
     assert not [each.wrong for each in watchers if each.wrong]
@@ -158,6 +160,6 @@ def test_after_stop_no_process_is_left_and_serving_begins_again(placed: Placed, 
     placed.query.stop()
     with sparkis.serve(spark, log=placed.log) as again:
         assert isinstance(again, ExecutorsEndpoint)
-        eventually(lambda: placing.answers(again.url), lambda answers: answers == placed.expected)
+        eventually(lambda: placing.values_or_error(again.url), lambda answers: answers == placed.expected)
         processes = placing.all_processes(again)
     eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])

@@ -283,7 +283,7 @@ def test_state_server_started_by_hand_joins_and_outlives_driver(
             lambda: [member["slots"] for member in endpoint.members()], lambda found: len(found) == 2 and all(found)
         )
         eventually(
-            lambda: placing.answers(endpoint.url),
+            lambda: placing.values_or_error(endpoint.url),
             lambda answers: answers == {f"job:s:k{i}": str(i) for i in range(100)},
         )
         endpoint.stop()

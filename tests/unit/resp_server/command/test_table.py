@@ -91,10 +91,10 @@ TABLE = command_table()
 REFERENCE = redis_facts()
 
 
-def everything(commands: CommandTable | Command) -> Iterator[Command]:
+def every_command(commands: CommandTable | Command) -> Iterator[Command]:
     for each in commands if isinstance(commands, CommandTable) else commands.subcommands.values():
         yield each
-        yield from everything(each)
+        yield from every_command(each)
 
 
 def reference_of(name: str) -> CommandSpec | None:
@@ -106,7 +106,7 @@ def reference_of(name: str) -> CommandSpec | None:
 DIFFERENCES: frozenset[str] = frozenset()
 
 
-@pytest.mark.parametrize("each", [each for each in everything(TABLE) if each.handler], ids=lambda each: each.name)
+@pytest.mark.parametrize("each", [each for each in every_command(TABLE) if each.handler], ids=lambda each: each.name)
 def test_a_served_command_is_redis_own_or_of_state(each: Command) -> None:
     reference = reference_of(each.name)
     if reference is None:
@@ -116,11 +116,11 @@ def test_a_served_command_is_redis_own_or_of_state(each: Command) -> None:
 
 
 def test_every_command_of_redis_is_known() -> None:
-    assert {each.name for each in everything(TABLE)} >= set(REFERENCE)
+    assert {each.name for each in every_command(TABLE)} >= set(REFERENCE)
 
 
 def test_no_write_is_served_and_all_are_refused_as_writes() -> None:
-    writes = [each for each in everything(TABLE) if each.facts.is_write]
+    writes = [each for each in every_command(TABLE) if each.facts.is_write]
     assert len(writes) > 100
     assert all(each.handler is None and isinstance(each.refusal(), ReadOnlyError) for each in writes)
 

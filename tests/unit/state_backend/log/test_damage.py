@@ -64,7 +64,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(log: ChangeLog) -> Iterator[Any]:
+def facts_of_log(log: ChangeLog) -> Iterator[Any]:
     """Iterate over all that servers and writers learn from a log; LogCorruptError for a sign of damage."""
     yield log.jobs()
     yield identity_of(log.filesystem)
@@ -100,7 +100,7 @@ def is_noticed(root: Path, path: str, bit: int, expected: list[Any]) -> bool:
     """Return whether a flipped bit is an error; AssertionError if it changes an answer and is none."""
     log = ChangeLog(DamagedFilesystem(root, path, bit))
     try:
-        for found, was in zip(answers(log), expected, strict=True):
+        for found, was in zip(facts_of_log(log), expected, strict=True):
             assert found == was, f"bit {bit} of {path} is silent"
     except LogCorruptError:
         return True
@@ -109,7 +109,7 @@ def is_noticed(root: Path, path: str, bit: int, expected: list[Any]) -> bool:
 
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_flipped_bit_of_any_file_is_an_error_or_changes_no_answer(root: Path, step: int) -> None:
-    expected = list(answers(ChangeLog(root)))
+    expected = list(facts_of_log(ChangeLog(root)))
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.stat().st_size]
     kinds = {path.suffix for path in files} | {path.parent.name for path in files if path.suffix == ".json"}
     assert kinds >= {".claim", ".json", ".arrow", "terms", "heartbeats", "epochs"}
