@@ -113,7 +113,7 @@ class Swap:
         return int(next(line for line in lines if line.startswith("blocked_clients:")).partition(":")[2])
 
     def check(self) -> None:
-        """Read some keys of both sides; BenchmarkError if one has another value than was written."""
+        """Read some keys of both backends; BenchmarkError if one has another value than was written."""
         with Client("127.0.0.1", self.swap.port, timeout_s=30) as client:
             for number in Random(2).choices(range(self.keys), k=CHECKED_KEYS):
                 for name in (key(number), cache_key(number)):
@@ -427,7 +427,7 @@ def _memory_of_clients(scene: Swap) -> Iterator[Row]:
         blocked = used()
     _wait_for_blocked(scene, 0)
     for name, size, count, note in (
-        ("memory of a client", idle - before, IDLE_CLIENTS, "idle; it has read a key of each side"),
+        ("memory of a client", idle - before, IDLE_CLIENTS, "idle; it has read a key of each backend"),
         ("memory of a blocked client", blocked - idle, BLOCKED_CLIENTS, "BLPOP, with its connection to the upstream"),
     ):
         yield single_row(name, "swap", [size / count / 1024], unit="KiB/client", note=f"{count:,} clients; {note}")

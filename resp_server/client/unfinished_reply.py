@@ -55,7 +55,7 @@ class UnfinishedReply:
         return 0 if self.stream is None or not self.stream.pins_epoch else now_ms - self._since_ms
 
     def end_stream(self) -> None:
-        """Release what the reply has pinned."""
+        """Release the epochs that the reply has pinned."""
         if self.stream is not None:
             self.stream.close()
             self.stream = None

@@ -181,7 +181,7 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
 
 
 def _sizes(session: Session, output_bytes: int) -> str:
-    """Return the fields with the sizes of what a connection has; most have nothing."""
+    """Return the fields with the sizes of a connection's buffers; most connections have none."""
     transaction, subscribed = session.transaction, session.subscriptions
     if transaction is None and subscribed is None and not session.watched and not output_bytes:
         return NO_SIZES

@@ -279,7 +279,7 @@ UPSTREAMS = (
     _counter("shadow_compared", "Reads that were compared with the states", "rule", of=(UPSTREAM,)),
     _counter("shadow_outcomes", "Their outcomes", "rule", "outcome", of=(UPSTREAM,)),
     _counter("shadow_skipped", "Reads of the rule that were not compared", "rule", of=(UPSTREAM,)),
-    _counter("shadow_failed", "Comparisons with an error reply of a side", "rule", of=(UPSTREAM,)),
+    _counter("shadow_failed", "Comparisons with an error reply of a backend", "rule", of=(UPSTREAM,)),
 )
 
 REGISTRIES = (

@@ -72,7 +72,7 @@ class MetricsListener:
         self._is_draining = True
 
     async def stop(self) -> None:
-        """Stop listening, and cut what is still open."""
+        """Stop listening, and cut the open connections."""
         for server in self._servers:
             server.close()
         for task in list(self._connections):

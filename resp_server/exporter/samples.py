@@ -90,7 +90,7 @@ SHADOW_NUMBERS = {
     "skipped": "shadow_skipped_total",
     "failed": "shadow_failed_total",
 }
-# The lags of a side, which STATE SHADOW has; they are not outcomes.
+# The lags of a backend, which STATE SHADOW has; they are not outcomes.
 LAG_COUNTS = re.compile(r".*_(was_behind|behind_ms|behind_ms_max|behind_epochs_max)")
 
 

@@ -22,7 +22,7 @@ class Histogram:
     """The number of values in each bucket, by the buckets' upper bounds, and the sum of the values.
 
     Args:
-        counts: One more than bounds: the last bucket has what is above all of them.
+        counts: One more than bounds: the last bucket has the values above all bounds.
     """
 
     bounds: tuple[float, ...]

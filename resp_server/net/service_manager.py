@@ -62,7 +62,7 @@ class ServiceManager:
         self._send("READY=1", f"STATUS={status}")
 
     def status(self, status: str) -> None:
-        """Report what the program is doing."""
+        """Report the program's status."""
         self._send(f"STATUS={status}")
 
     def reloading(self) -> None:

@@ -3,9 +3,8 @@
 They are Redis' commands about the connection or the server: they have no key, and are not about transactions. In a
 cluster, shard channels have slots, so their commands are not called there. The core finds the command by its name as
 typed, and checks the number of words and the user's rights. It calls the function, encodes the reply, and counts the
-call. Requests with an error in their form, or that the user may not send, are left to the pipeline, and so are those of
-a client for which the pipeline has more to do (`Session.can_call`). Each function is called after all effects of the
-requests before it.
+call. Malformed and denied requests are left to the pipeline. So are all requests of a client for which the pipeline has
+more to do (`Session.can_call`). Each function is called after all effects of the requests before it.
 """
 
 from __future__ import annotations

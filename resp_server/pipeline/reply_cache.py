@@ -10,7 +10,7 @@ from resp_server.protocol.replies import Frames, Reply
 
 @dataclass
 class ReplyCache:
-    """Replies, each with what it was made of.
+    """Encoded replies, each with the facts of which it was made.
 
     Args:
         by_command: Of commands without arguments, by name (see `commands.memory`).

@@ -39,7 +39,7 @@ class BackendExec:
     """
 
     async def prepare(self) -> None:
-        """Wait for what the transaction needs before it runs."""
+        """Wait until the transaction may run."""
 
     async def answer(self) -> Answer:
         """Run the queued commands; a ReplyError becomes the reply to EXEC."""

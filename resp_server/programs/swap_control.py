@@ -98,18 +98,18 @@ RELOAD = ControlCommand(
 
 
 COUNTS = ("compared", "equal", "different", "missing_in_upstream", "missing_in_state")
-SIDES = ("state", "upstream")
+BACKENDS = ("state", "upstream")
 MORE_COUNTS = ("skipped", "failed")
 
 
 def _shadow(options: argparse.Namespace, reply: Any) -> str:
     if not reply:
         return 'no rule has owner = "shadow"'
-    lags = [f"{side}_was_behind" for side in SIDES]
+    lags = [f"{backend}_was_behind" for backend in BACKENDS]
     rows = [("RULE", *(name.upper().replace("_", " ") for name in (*COUNTS, *lags, *MORE_COUNTS)))]
     for row in reply:
         before, after = ([str(row[name]) for name in names] for names in (COUNTS, MORE_COUNTS))
-        rows.append((row["rule"], *before, *(_lags_text(row, side) for side in SIDES), *after))
+        rows.append((row["rule"], *before, *(_lags_text(row, backend) for backend in BACKENDS), *after))
     samples = [("RULE", "OUTCOME", "COMMAND", "UPSTREAM", "STATE", "EPOCH", "AGE", "BEHIND")]
     for row in reply:
         for each in row["samples"]:
@@ -119,13 +119,13 @@ def _shadow(options: argparse.Namespace, reply: Any) -> str:
     return table(rows) + (f"\n\n{table(samples)}" if len(samples) > 1 else "")
 
 
-def _lags_text(row: Any, side: str) -> str:
-    """Return how often a side was behind, and how far."""
-    count = row[f"{side}_was_behind"]
+def _lags_text(row: Any, backend: str) -> str:
+    """Return how often a backend was behind, and how far."""
+    count = row[f"{backend}_was_behind"]
     if not count:
         return "0"
-    average, most = (_seconds(row[f"{side}_behind_ms{suffix}"]) for suffix in ("", "_max"))
-    return f"{count} (average {average}, at most {most}, {_epochs(row[f'{side}_behind_epochs_max'])})"
+    average, most = (_seconds(row[f"{backend}_behind_ms{suffix}"]) for suffix in ("", "_max"))
+    return f"{count} (average {average}, at most {most}, {_epochs(row[f'{backend}_behind_epochs_max'])})"
 
 
 def _lag_text(sample: Any) -> str:

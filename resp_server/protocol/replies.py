@@ -317,7 +317,7 @@ class ReplyStream(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """The size of what was encoded and cannot be sent yet."""
+        """The bytes that were encoded and cannot be sent yet."""
 
     @property
     def has_started(self) -> bool:

@@ -190,7 +190,7 @@ class RegistryClient:
                 self._assign(topology, topology.master_of(node).slots)
 
     def _refuse(self, address: str, error: _WrongLogError) -> None:
-        """Own no slots, and answer nothing: what this server has belongs to another log than its registry's."""
+        """Own no slots, and answer nothing: this server's stores belong to another log than its registry's."""
         if not self._is_refused:
             logger.error(
                 "the registry at %s refuses this server: %s; it answers nothing, and asks again every second",

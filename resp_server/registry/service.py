@@ -132,7 +132,7 @@ class RegistryConnection(AuthenticatedConnection):
         return address_of(host, port)
 
     def close(self) -> None:
-        """Close the connection at once: the network may never take what is unsent."""
+        """Close the connection at once: the network may never take the unsent bytes."""
         self._writer.transport.abort()
 
 
@@ -216,7 +216,7 @@ class Registry:
         return self._term
 
     def status(self) -> RegistryStatus:
-        """Return what the registry knows now."""
+        """Return the registry's present knowledge."""
         topology, members = self._assignment.topology, self._members.values()
         missing = [
             self._assignment.desired_slots(name) - member.report.owned_slots for name, member in self._members.items()

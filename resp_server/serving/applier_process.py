@@ -102,7 +102,7 @@ class AppliedEpochs:
         self._former, self._former_delays = self._total, self._delays
 
     def fields_with(self, event: ApplierEvent) -> dict[str, Any]:
-        """Add what a process reports, and return the fields of the job."""
+        """Add a process' report, and return the fields of the job."""
         epochs, spent_ns = self._former
         self._total = (epochs + event["applied_epochs"], spent_ns + event["apply_ns"])
         self._delays = joined(self._former_delays, event["record_delays"])

@@ -7,7 +7,7 @@ groups of `sparkis.serve`; and the tables of options in docs/. A new setting is 
     option_values, config_values
                    how values are written: as options, in CONFIG
     event_classes  the values of `notify-keyspace-events`
-    setting        what a row is
+    setting        the type of a row
     server         `ServerConfig`: what a server reads while it runs
     groups, tls    the groups of `sparkis.serve`
     programs       all other options, and which program has which options, in which order

@@ -147,7 +147,7 @@ class Upstream:
     )
     transactions: Literal["mixed", "strict"] = of_upstream(
         "mixed",
-        "with --upstream: mixed: EXEC runs a transaction with keys of both sides, although they are not read at "
+        "with --upstream: mixed: EXEC runs a transaction with keys of both backends, although they are not read at "
         "the same instant; strict: EXEC refuses it (default %(default)s)",
         note="([transactions](swap.md#transactions))",
         choices=("mixed", "strict"),

@@ -1,4 +1,4 @@
-"""A row of the table of settings: a field of a dataclass, with what is known of it beside its name and type."""
+"""A row of the table of settings: a field of a dataclass, with its option, help, bounds and places."""
 
 from __future__ import annotations
 

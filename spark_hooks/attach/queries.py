@@ -72,7 +72,7 @@ class Source:
 
 
 def _fit(name: str) -> str:
-    """Return a name that a job can have, with `_` in place of what it must not have."""
+    """Return a name that a job can have, with `_` in place of forbidden characters."""
     return UNFIT.sub("_", name)
 
 

@@ -1,1 +1,1 @@
-"""The pages: each module turns the parameters of a URL into what its template shows."""
+"""The pages: each module turns the parameters of a URL into the values of its template."""

@@ -14,7 +14,7 @@ PLACEHOLDER = "*"
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     query, jobs = request.query, request.hub.facts.jobs
     job, state = query.text("job"), query.text("state")
     pattern = query.raw("pattern") or pattern_of(jobs, job, state).encode("utf-8", "surrogateescape")

@@ -43,7 +43,7 @@ async def masters(hub: Hub) -> list[Node]:
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     hub, facts = request.hub, request.hub.facts
     cluster = facts.cluster
     servers = _servers(hub)

@@ -32,7 +32,7 @@ class Moment(NamedTuple):
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     key, count = request.query.raw("key"), request.query.integer("count", COUNT, COUNT_MAX) or COUNT
     rows: list[dict[str, Any]] = []
     error = ""

@@ -14,7 +14,7 @@ JSON_ITEMS_MAX = 200  # of one object or array
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     query = request.query
     key, at, pattern = query.raw("key"), query.text("at"), query.raw("filter")
     value, error = None, ""

@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     hub, facts = request.hub, request.hub.facts
     jobs = facts.jobs
     sort = request.query.text("sort")

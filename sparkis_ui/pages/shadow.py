@@ -10,7 +10,7 @@ COUNTS = ("compared", "equal", "different", "missing_in_upstream", "missing_in_s
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     facts = request.hub.facts
     return {
         "rules": facts.shadow,

@@ -13,7 +13,7 @@ COMMANDS_SHOWN_MAX = 20
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     facts, user = request.hub.facts, request.query.text("user")
     listed = [client for client in facts.clients if not user or client.get("user") == user]
     graph = charts.graph(request.hub.series.of("requests"), slots=POINTS_MIN)

@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
 
 async def read(request: PageRequest) -> dict[str, Any]:
-    """Return what the page shows."""
+    """Return the values of the page's template."""
     watcher, keys, patterns = request.hub.watcher, request.query.all("key"), request.query.all("pattern")
     watcher.want(keys, patterns, await masters(request.hub))
     found = [key for pattern in patterns for key in watcher.matching(pattern) if key not in keys]

@@ -41,7 +41,7 @@ Any key closes this help."""
 
 
 class Help(ModalScreen[None]):
-    """The keys, and what the columns mean."""
+    """The keys, and the meaning of the columns."""
 
     def compose(self) -> ComposeResult:
         """Yield the text."""

@@ -4,8 +4,8 @@
 
 The server that started the process writes lines to its standard input: `slots 0-8191,9000` sets the desired slots;
 `events on` and `events off` switch the recording of events of keys (see `key_events`); `log json debug` sets the log's
-format and levels; `epoch 5 17` announces epoch 17 of term 5; any other line means "poll now". What is announced is a
-hint: it decides what to look for, and nothing of it is served.
+format and levels; `epoch 5 17` announces epoch 17 of term 5; any other line means "poll now". An announcement is a
+hint: the applier reads the epoch from the log before it serves it.
 The process ends at the end of the input. It writes one JSON object per line to its standard output:
 
     {"event": "open", "path", "generation", "states", "renamed_from", "as_of_ms", "log_id", "term", "applied", ...}

@@ -46,9 +46,9 @@ class EpochSource:
             self.check_all()
 
     def begin_step(self) -> bool:
-        """Begin a step; return whether all that is due but the announced epoch waits for the next step.
+        """Begin a step; return whether other checks that are due wait for the next step.
 
-        It does where a request takes long. The announced epoch would be late otherwise.
+        They wait in an object store, whose requests take long: they would delay the announced epoch.
         """
         self._postpones_checks = self._is_announced and self._log.filesystem.checks_interval_s > 0
         self._is_announced = False

@@ -6,10 +6,13 @@ Without news the pause doubles up to a limit. Around the time at which the next 
     found      found            earliest       latest             twice the latest
     --|----------|------- pause ----|--short--short--short--short---|---- pause ----
 
-The latest is the longest that the last gaps between two epochs may have been; the earliest is the shortest one less
-MARGIN of their difference. An epoch was committed between the look that found it and the look before. So a gap is known
-more exactly as looks become more frequent, and a job whose gaps equal the pause is not always found equally late.
-Where epochs are announced, the only look of that time is at its end, for an announcement that was lost.
+    latest     the longest of the last gaps between two epochs
+    earliest   the shortest of these gaps, less MARGIN * (longest - shortest)
+
+An epoch was committed between the look that found it and the look before. So each gap is known as a shortest and a
+longest possible one, and more exactly where looks are more frequent. A job whose gaps equal the pause is therefore not
+always found equally late. Where epochs are announced, there is one look around the expected time, at its end: the
+announcement may have been lost.
 """
 
 from __future__ import annotations

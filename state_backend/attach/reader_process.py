@@ -96,7 +96,7 @@ class ProcessReader(StateReader):
         return None if self._child is None else self._child.pid
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
-        """Write the whole state as of a batch; return what its epoch lists."""
+        """Write the whole state as of a batch; return the content of its epoch."""
         return self._read(_Read(writer.root, writer.folder, batch, is_complete=True))
 
     def changes(self, writer: ChangeFiles, first: int, last: int) -> Iterator[tuple[int, EpochContent]]:

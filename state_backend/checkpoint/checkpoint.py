@@ -183,7 +183,7 @@ class Checkpoint:
         return () if stored is None else metadata.end_offsets(stored.decode(errors="replace"))
 
     def batch_stores(self, batch: int) -> BatchStores:
-        """Return the operators and states as of a committed batch, and what of them sparkis does not read."""
+        """Return the operators and states as of a committed batch, and the states that sparkis cannot read."""
         settings = self.offsets(batch).settings
         provider = _provider_of(settings)
         refusal = self._refusal(settings)
@@ -237,7 +237,7 @@ class Checkpoint:
     def _states(
         self, number: int, batch: int, settings: Mapping[str, str]
     ) -> tuple[OperatorInfo, list[State], list[UnreadableState]]:
-        """Return an operator, its states, and what of it cannot be read."""
+        """Return an operator, its states, and the states that cannot be read."""
         operator = OperatorInfo(number, "", ())
         try:
             described = self._operator(number, batch)

@@ -88,7 +88,7 @@ def _print_queries(options: argparse.Namespace, files: CheckpointFiles, queries:
 
 
 def _nothing_found(files: CheckpointFiles) -> CheckpointError:
-    """Return the error of a folder without queries: what was looked for, what is there, and the logs among that."""
+    """Return the error of a folder without queries, with the files that are there, and the logs among them."""
     names = sorted(files.names(""))
     shown = ", ".join([*names[:NAMES_SHOWN], *(["..."] if len(names) > NAMES_SHOWN else [])])
     logs = [files.name(name) for name in names[:NAMES_TRIED] if is_log(files.name(name))]

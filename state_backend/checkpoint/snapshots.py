@@ -194,7 +194,7 @@ def _pairs(folder: str, snapshot: SnapshotZip) -> Iterator[bytes]:
 
 
 def output_of(command: Sequence[str], name: str) -> Iterator[bytes]:
-    """Yield what a process writes to its standard output; CheckpointFormatError with its reason if it fails.
+    """Yield a process' standard output; CheckpointFormatError with its reason if it fails.
 
     It may be silent for SILENCE_S_MAX. The time in which the caller does something else does not count.
     """

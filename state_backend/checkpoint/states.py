@@ -115,7 +115,7 @@ class UnreadableState:
     reason: str
 
     def __str__(self) -> str:
-        """Return what is not read, and the reason."""
+        """Return the state's name, and why it is not read."""
         variable = "" if self.variable is None else f", {self.variable!r}"
         return f"operator {self.operator} ({self.name or 'unknown'}{variable}): {self.reason}"
 
@@ -128,7 +128,7 @@ def has_states(operator: str) -> bool:
 def states_of(
     operator: OperatorInfo, schemas: Mapping[str, Sequence[StoreSchema]], name: str
 ) -> tuple[list[State], list[UnreadableState]]:
-    """Return the states of an operator, and what of it cannot be read.
+    """Return the states of an operator, and those that cannot be read.
 
     Args:
         schemas: The schemas of each of its stores.

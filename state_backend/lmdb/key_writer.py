@@ -182,7 +182,7 @@ class WrittenState(NamedTuple):
 
     @property
     def folds(self) -> bool:
-        """Whether the changes of the state are folded into what it has."""
+        """Whether the changes of the state are folded into its stored values."""
         return self.reduction is not None or self.row_order is not None
 
 

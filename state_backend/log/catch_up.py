@@ -88,7 +88,7 @@ class CatchUp:
         if held_back is None or last is None:
             return
         if self._writer.poll_promotion():
-            logger.info("job %s: the new state is visible, by `sparkis promote`", self._writer.job)
+            logger.info("job %s: readers see the new state now: `sparkis promote` made it visible", self._writer.job)
         elif not is_behind and self._is_idle(last.epoch):
             self._promote("no input is waiting")
         elif self._timeout_s is not None and self._clock() - held_back.since_ms >= self._timeout_s * 1000:

@@ -21,7 +21,7 @@ STATE_FILE_BYTES_MAX = 256 << 20
 
 
 class _ChecksummedFile:
-    """A file object that computes the size and the checksum of what is written."""
+    """A file object that computes the size and the checksum of the written bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

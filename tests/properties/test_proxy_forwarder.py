@@ -448,7 +448,7 @@ WRITES = (b"SET", b"DEL")
 def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
     formats: list[str], rules: list[tuple[str, Owner, int]], database: int, asked: list[tuple[bytes, ...]]
 ) -> None:
-    """The forwarder stops at writes of states' keys and at keys of both sides; it leaves writes with states' reads.
+    """The forwarder stops at writes of states' keys and at keys of both backends; it leaves writes with states' reads.
 
     Rules are about one database. A database without rules has no keys of states.
     """

@@ -67,7 +67,7 @@ class Overlay(Nodes):
         return self.upstream
 
     def start_overlay(self, *options: str, is_ready: bool = True) -> Running:
-        """Start a proxy with the upstream; is_ready: wait until it answers keys of both sides."""
+        """Start a proxy with the upstream; is_ready: wait until it answers keys of both backends."""
         url = f"redis://127.0.0.1:{self.upstream_port}"
         proxy = self.start_proxy("--upstream", url, "--ownership", str(self.ownership), *options)
         if is_ready:
@@ -80,7 +80,7 @@ class Overlay(Nodes):
         return self.start_proxy("--upstream", url, "--ownership", str(ownership), *options)
 
     def start_before(self, cluster: RedisCluster, *options: str) -> Running:
-        """Start a proxy with a Redis Cluster as its upstream; wait until it answers keys of both sides."""
+        """Start a proxy with a Redis Cluster as its upstream; wait until it answers keys of both backends."""
         proxy = self.start_at(cluster.url, *options)
         with proxy.connect() as client:
             eventually(lambda: client.call("GET", "job:speed:3").plain == b"30")

@@ -26,7 +26,7 @@ def test_similar_key_is_upstreams(client: Connection, key: str) -> None:
 
 def test_error_of_unsplittable_read_names_owners(client: Connection) -> None:
     assert client.call("SUNION", "a", "job:speed:1").plain == (
-        b"ERR command 'sunion' needs its keys on one side: key 'a' is the upstream's, key 'job:speed:1' is owned by "
+        b"ERR command 'sunion' needs keys of one backend: key 'a' is the upstream's, key 'job:speed:1' is owned by "
         b"state job:speed"
     )
 

@@ -56,7 +56,7 @@ def test_preferred_key_is_never_nil_while_states_get_and_lose_it(overlay: Overla
 @pytest.mark.parametrize(
     ("line", "before", "after"),
     [
-        ("SUNION job:speed:1 a", "command 'sunion' needs its keys on one side: ", ", key 'a' is the upstream's"),
+        ("SUNION job:speed:1 a", "command 'sunion' needs keys of one backend: ", ", key 'a' is the upstream's"),
         ("XREAD BLOCK 0 STREAMS job:speed:1 0", "command 'xread' cannot block: ", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""SUBSCRIBE, keyspace notifications of both sides, and MONITOR through a proxy with an upstream."""
+"""SUBSCRIBE, keyspace notifications of both backends, and MONITOR through a proxy with an upstream."""
 
 from __future__ import annotations
 

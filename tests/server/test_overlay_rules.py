@@ -41,7 +41,7 @@ def test_rules_override_key_formats(client: Connection) -> None:
     assert client.call("SET", "extra:1", "x").plain == b"ERR key 'extra:1' is the states', by the rule 'extra:<x>'"
     assert client.call("SET", "job:speed:1", "x").plain == b"ERR key 'job:speed:1' is owned by state job:speed"
     assert client.call("SUNION", "job:speed:1", "job:speed:2").plain == (
-        b"ERR command 'sunion' needs its keys on one side: key 'job:speed:1' is owned by state job:speed, "
+        b"ERR command 'sunion' needs keys of one backend: key 'job:speed:1' is owned by state job:speed, "
         b"key 'job:speed:2' is the upstream's"
     )
 

@@ -1,4 +1,4 @@
-"""CLIENT TRACKING through a proxy with an upstream: invalidations of both sides, before any newer reply."""
+"""CLIENT TRACKING through a proxy with an upstream: invalidations of both backends, before any newer reply."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ cache = "tracking"
 """
 ATTACKS: dict[str, Callable[[], bytes]] = {
     "MGET": lambda: request("MGET", *THEIRS),
-    "MGET of both sides": lambda: request("MGET", *MIXED),
+    "MGET of both backends": lambda: request("MGET", *MIXED),
     "MGET of states": lambda: request("MGET", *OURS),
     "MSET": lambda: request("MSET", *PAIRS),
     "MSET with a state's key": lambda: request("MSET", *PAIRS, OURS[0], "1"),
     "DEL": lambda: request("DEL", *THEIRS),
-    "EXISTS of both sides": lambda: request("EXISTS", *MIXED),
+    "EXISTS of both backends": lambda: request("EXISTS", *MIXED),
     "SUNION": lambda: request("SUNION", *THEIRS),
-    "SUNION of both sides": lambda: request("SUNION", *MIXED),
+    "SUNION of both backends": lambda: request("SUNION", *MIXED),
     "RPUSH": lambda: request("RPUSH", "list", *THEIRS) + request("DEL", "list"),
     "WATCH": lambda: request("WATCH", *THEIRS),
     "MGET of other names": lambda: request("MGET", *(b"temp/%d" % (at % KEYS) for at in range(MANY))),

@@ -62,7 +62,7 @@ class OwnershipControl(OverlayControl):
         return _formats(self._ownership.release, job)
 
     def shadow(self) -> Reply:
-        """Return a map for each rule with owner `shadow`: what was compared, and the last differences."""
+        """Return a map for each rule with owner `shadow`: the counts of comparisons, and the last differences."""
         return self._shadow.rows()
 
     def reload(self) -> Reply:

@@ -1,8 +1,8 @@
 """DBSIZE, KEYS, RANDOMKEY and SCAN within MULTI: the upstream's part is in its transaction, the states' part after it.
 
-Such a command is answered as outside of MULTI, but through `QueuedBackends`. What it sends to a single Redis joins the
-upstream's MULTI ... EXEC. A Redis Cluster has no transaction over its nodes, so what it sends to them waits, as what it
-sends to the states does, until the EXEC of the upstream's part has been answered.
+These commands are answered as outside of MULTI, but through `QueuedBackends`. Requests to a single Redis join the
+upstream's MULTI ... EXEC. A Redis Cluster has no transaction over its nodes. So requests to its nodes wait for the
+reply to the upstream's EXEC, and so do requests to the states.
 """
 
 from __future__ import annotations

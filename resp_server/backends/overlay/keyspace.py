@@ -234,7 +234,7 @@ async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
             return choices(candidates, weights)[0]
         if is_hidden:
             error = TryAgainError(
-                "each random key was an old copy of a key that the other side owns, or may not be read"
+                "no random key was found that is no old copy and that you may read; send the command again"
             )
             return b"-%b\r\n" % error.line
         return replies[1]

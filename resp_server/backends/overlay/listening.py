@@ -124,7 +124,7 @@ class Listening:
     # -- requests of other clients ------------------------------------------------------------------------------------
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
-        """Return what a request waits for that could send something to a client whose SUBSCRIBE is not confirmed."""
+        """Return what a request waits for that could send a message: an unconfirmed SUBSCRIBE. None: handle it now."""
         if not self._order or not session.is_authenticated:
             return None
         requests: Sequence[Request] = (request,)

@@ -159,7 +159,7 @@ class OverlayBackend:
         return True
 
     def _follow(self, upstream: Upstream) -> None:
-        """Have the upstream report what it is and the state that is lost with a connection."""
+        """Have the upstream report its kind, and the state that is lost with a connection."""
         server = self._server
         upstream.defer, upstream.on_state_lost = server.clients.defer, server.clients.cut
         upstream.on_facts, upstream.on_hello = self._facts_arrived, self._hello_arrived
@@ -300,14 +300,15 @@ class OverlayBackend:
         return self._answer_alone(context, route, request, batch)
 
     def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
-        """Answer such a request outside of MULTI."""
+        """Answer a request for the upstream, or for both backends, outside of MULTI."""
         session, routed, role = context.session, route.routed, route.routed.policy.role
         if not is_long(request):  # the rights to a long one were checked in steps
             check_rights(context, routed, request)
         if routed.policy.kills_a_script:
             for pool in self._sender.upstream_of(session).masters:
                 pool.dedicated.open(session.id, session.protocol)
-        # The upstream refuses what it gets from a subscriber; what it does not get is refused here.
+        # A RESP2 subscriber may send few commands. The upstream refuses the others that it receives; those that never
+        # reach it are refused here.
         if session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
             if route.destination is not Destination.UPSTREAM:
                 return False
@@ -351,12 +352,16 @@ class OverlayBackend:
     async def _answer_local(
         self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
     ) -> ReplyBatch | None:
-        """Handle what a command of the proxy changes at the upstream; return the batch for the proxy's reply."""
+        """End at the upstream what RESET, DISCARD, EXEC, UNWATCH or CLIENT UNBLOCK end here; confirm subscriptions.
+
+        Returns:
+            The batch for the proxy's reply; None: the reply is there.
+        """
         session, role = context.session, routed.policy.role
         if role is Role.RESET and len(request) == 1:
             if self._listening.subscriptions.end(session, batch):
                 batch = await next_batch()
-            self.leave(session)  # RESET itself does nothing for a client that is as a new one here
+            self.leave(session)  # so the handler of RESET finds nothing to do
         transaction = session.transaction
         is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
         if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):
@@ -389,7 +394,7 @@ class OverlayBackend:
         self._servers.sender.answer_history(named, session, batch, request[key_index])
         return True
 
-    # -- what the pipeline asks for beside answers --------------------------------------------------------------------
+    # -- other methods of `Backend` -----------------------------------------------------------------------------------
 
     def has_keys(self, session: Session) -> bool:
         """Return True: the router decides which requests are about states' keys."""
@@ -402,7 +407,7 @@ class OverlayBackend:
             self._servers.check(context, command, request)
 
     def delayed(self, session: Session, request: Request) -> Retry | None:
-        """Return what a request waits for that another client's SUBSCRIBE must precede; None: it is handled now."""
+        """Return what a request waits for: another client's unconfirmed SUBSCRIBE. None: handle it now."""
         return self._listening.delayed(session, request)
 
     def may_replicate(self, request: Request) -> bool:

@@ -85,9 +85,13 @@ class ListingPlace(NamedTuple):
 class OverlayPlan:
     """The backend of each queued command of an EXEC.
 
-    places: for each queued command, where its reply is found, or its reply. of_states: the commands for the states.
-    shadowed: the reads to compare. database: the selected one, after the commands so far. needs_states: some of them
-    are about states.
+    Attributes:
+        places: For each queued command, where its reply is found, or its reply.
+        of_states: The commands for the states.
+        shadowed: The reads to compare.
+        database: The selected one, after the commands so far.
+        needs_states: Whether some of the commands are about states.
+
 
     Args:
         seen: Returns the epochs that the client has seen when a listing is read.
@@ -354,7 +358,7 @@ def _has_run_nothing(reply: RawReply) -> bool:
 
 
 def _unchecked_databases(requests: Sequence[Request], databases: Databases, session: Session) -> Steps[set[int]]:
-    """Return the databases in the queued SELECTs of which it is not known whether the upstream has them."""
+    """Return the databases that queued SELECTs name and that the upstream has not confirmed."""
     found = set()
     for index, request in enumerate(requests):
         if index % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:

@@ -238,7 +238,7 @@ class RouteSender:
         session: Session,
         batch: ReplyBatch,
     ) -> None:
-        """Send such a request for a client that tracks keys, and track the names in the client's request."""
+        """Send a request with aliases for a client that tracks keys; track the aliases, not the states' keys."""
         command, convert, client_command = self._table.find(request), route.convert, route.routed.command
         assert client_command is not None  # an alias has Redis' own commands only
         found = split_by_slot(command, request, self._state_sender.target_of)

@@ -5,8 +5,8 @@ goes over one that is open. At one Redis the message of a PUBLISH that was recei
 that could send something to the subscriber waits until the upstream has confirmed each SUBSCRIBE that this proxy
 received before it. It does not wait for later ones, so many subscribers do not hold a publisher back for long.
 
-A SUBSCRIBE that arrives while an earlier one of its client has no reply is not looked at before that reply is there. So
-the place of the earlier one is kept until the client has begun what it had sent by then.
+A client's second SUBSCRIBE is read only after the reply to its first. So the first one keeps its place in the order
+until the client's requests that had arrived by then have begun.
 """
 
 from __future__ import annotations

@@ -105,12 +105,12 @@ class OverlaySubscriptions:
         self._on_invalidation = on_invalidation
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped, self._order = is_dropped, order
-        # By client what it gets after the confirmation, which the general path sends in the client's next batch.
+        # By client: messages to send after its confirmation. The confirmation is in the client's next batch.
         self._held: dict[int, list[bytes]] = {}
         self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
-        """Return whether the upstream gets a request, too. Its command is one that `listens`."""
+        """Return whether the upstream gets a request that subscribes, tracks or monitors, too (see `listens`)."""
         own = self._dedicated(session)
         role, channels = policy_of(name).role, policy_of(name).channels
         if role is Role.CLIENT_TRACKING:
@@ -244,7 +244,7 @@ class OverlaySubscriptions:
         is_on, options = request[2].upper() == b"ON", TrackingOptions.of(request[3:])
         if options.redirect and options.redirect not in self._sessions:
             raise no_such_client()
-        if is_on:  # what the proxy refuses is not on at the upstream, either
+        if is_on:  # the upstream does not get what the proxy refuses
             options.check(session.tracking_state or TrackingState())
         tracking = Tracking(request, bool(options.redirect)) if is_on else Tracking(request[:3])
         upstream = self._upstream_of(session)
@@ -292,7 +292,7 @@ class OverlaySubscriptions:
         self._end_order(client)
 
     def _end_order(self, client: int) -> None:
-        """End the wait of later requests once the client has begun what it has sent meanwhile."""
+        """Let later requests of others go on once the subscriber's own next requests have begun."""
         self._end_order_in(TURNS_UNTIL_BEGUN, client, self._order.confirm(client))
 
     def _end_order_in(self, turns: int, client: int, reply: int) -> None:

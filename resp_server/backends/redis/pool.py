@@ -493,7 +493,7 @@ async def _read_facts(
     take: Callable[[Found], None],
     later: Callable[[], None],
 ) -> None:
-    """Read and take what the upstream replies to COMMAND or HELLO.
+    """Read and take the upstream's reply to COMMAND or HELLO.
 
     Args:
         later: Reads it again, if the upstream runs a long script.

@@ -47,7 +47,7 @@ def first_word(frame: RawReply) -> bytes:
 
 
 def confirmation_in(frame: RawReply) -> Confirmation | None:
-    """Return what a frame confirms; None if it is no confirmation."""
+    """Return the confirmation that a frame is; None if it is none."""
     word = first_word(frame)
     if word not in CONFIRMATIONS or not isinstance(frame, bytes):
         return None

@@ -81,7 +81,7 @@ class KeyAlias:
         return prefix
 
     def mistakes(self) -> list[str]:
-        """Return what is wrong with the placeholders."""
+        """Return the fault of the placeholders."""
         used = [*self.state_key.columns, *(self.field.columns if self.field is not None else ())]
         found = []
         for columns, what in ((self.keys.columns, "'keys'"), (used, "'state_key' and 'field'")):

@@ -1,4 +1,4 @@
-"""The route of a request at a proxy with an upstream: what answers it, and what that needs. The router finds it."""
+"""The route of a request at a proxy with an upstream: its destination and the facts for that. The router finds it."""
 
 from __future__ import annotations
 

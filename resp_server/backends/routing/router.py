@@ -386,7 +386,7 @@ class _KeyedRequest:
 
     def _needs_one_side(self) -> GenericError:
         return GenericError(
-            f"command '{self._routed.name}' needs its keys on one side: {self._owners_text(self._positions)}"
+            f"command '{self._routed.name}' needs keys of one backend: {self._owners_text(self._positions)}"
         )
 
     def _owners_text(self, positions: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Compares the upstream's reply about a key with the state's, and shows in what they differ. Pure."""
+"""Compares the upstream's reply about a key with the state's, and shows the difference. Pure."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class ServerRequest:
         min_epochs: The epochs that the server must have reached; set when the server is chosen.
         queued_until_s: The time until which the request waits for these epochs and for a connection.
         redirects: The number of MOVED errors so far.
-        is_history: It is STATE HISTORY, for which no other long request waits.
+        is_history: STATE HISTORY. It has a connection of its own, so that no other long request waits for it.
     """
 
     packed: bytes

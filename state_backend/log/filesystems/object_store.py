@@ -198,7 +198,7 @@ class ObjectStoreFilesystem(Filesystem):
         return None if found is None else int(found["last_modified"].timestamp()) * 10**9
 
     def _head(self, path: str) -> Any:
-        """Return what the store knows of a file; None if there is no such file."""
+        """Return the store's facts of a file; None if there is no such file."""
         with self._translated_errors("look at", path):
             try:
                 return self._obstore.head(self._store, path)

@@ -136,7 +136,7 @@ def test_promoted_query_is_done(root: Path, writer: LogWriter, caplog: pytest.Lo
     query.catch_up.check()
     query.catch_up.check()
     assert query.catch_up.is_done
-    assert announced(caplog) == ["job job: the new state is visible, by `sparkis promote`"]
+    assert announced(caplog) == ["job job: readers see the new state now: `sparkis promote` made it visible"]
 
 
 def test_a_state_that_a_person_makes_visible_first_is_not_announced_again(
