@@ -1,4 +1,4 @@
-"""The same with the log in an object store on a host of its own, which is away, slow, and back again."""
+"""Faults of the log's object store, on a host of its own: it is away, slow, and back again (see test_faults.py)."""
 
 from __future__ import annotations
 

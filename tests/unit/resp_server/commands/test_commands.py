@@ -1,4 +1,4 @@
-"""What commands answer: one line in, one reply out. Differences from a real server are another test's matter."""
+"""What commands answer: a line in, a reply out. tests/differential compares the replies with those of a real server."""
 
 from __future__ import annotations
 
