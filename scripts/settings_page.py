@@ -107,7 +107,7 @@ def tables() -> dict[str, dict[str, str]]:
             "serve": table(_serve(), SERVE, option, keyword, meaning),
             "upstream": table(rows_for(SERVE, "upstream"), SERVE, option, keyword, meaning),
         },
-        "cluster.md": {
+        "state-servers.md": {
             "registry": table(rows_for(REGISTRY), REGISTRY, option, meaning),
             "state-server": table(of_state_server, STATE_SERVER, option, meaning),
         },

@@ -9,7 +9,7 @@ from resp_server.settings.programs import LISTENING, rows_for
 from resp_server.settings.setting import STATE_SERVER
 
 REDIS_OPTIONS = {f"--{row.option}" for row in rows_for(STATE_SERVER, "redis")}
-PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "state-servers.md").read_text()
 
 
 def test_the_options_that_a_state_server_shares_with_any_server_are_on_the_page() -> None:
