@@ -35,7 +35,7 @@ from benchmarks.servers import BenchmarkError, temporary_folder
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
-from state_backend.attach.record_writer import RecordWriter
+from state_backend.attach.change_writer import ChangeWriter
 from state_backend.attach.start import bind
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.codec.row_encoding import SkippedRows
@@ -188,7 +188,7 @@ def _decoding(folder: Path, keys: int, options: Options) -> Row:
 def _encoding(folder: Path, keys: int, options: Options) -> Row:
     """Return the rate at which one core makes change records of a batch's files."""
     checkpoint = Checkpoint.at(str(folder))
-    records = RecordWriter(bind(checkpoint, JOB, ()))
+    records = ChangeWriter(bind(checkpoint, JOB, ()))
     (store,) = checkpoint.batch_stores(0).stores
     written = WrittenCheckpoint(folder, PARTITIONS)
     written.plan(1)

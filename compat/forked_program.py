@@ -23,7 +23,7 @@ IMPORTED = (
     "state_backend.apply.compactor",
 )
 # The modules that are run as programs.
-PROGRAMS = frozenset(IMPORTED) | {"state_backend.attach.shard"}
+PROGRAMS = frozenset(IMPORTED) | {"state_backend.attach.partition_share"}
 # Code that is run as a program: that of the process that reads a checkpoint.
 CODE = "from state_backend.attach.reader_process import main; main()"
 # The modules of the subcommands of `sparkis` that are forks.
@@ -31,7 +31,7 @@ OF_COMMANDS = (
     "spark_hooks.cli",
     "spark_hooks.config_command",
     *(f"resp_server.programs.{name}" for name in ("configuration", "health", "status", "stop", "swap_check")),
-    *(f"state_backend.{name}" for name in ("attach.reader_process", "attach.shard", "log.visibility")),
+    *(f"state_backend.{name}" for name in ("attach.reader_process", "attach.partition_share", "log.promotion")),
 )
 # A fork's descriptors get their numbers from numbers that none of them has.
 ASIDE = 512

@@ -410,7 +410,7 @@ COMMANDS = (
         "compact", "write snapshots into a change log, and remove superseded files", _of("state_backend.apply.compact")
     ),
     Command("drop", "remove a job from a log for good", _of("state_backend.log.drop")),
-    Command("promote", "make a state visible that is held back", _of("state_backend.log.visibility")),
+    Command("promote", "make a state visible that is held back", _of("state_backend.log.promotion")),
     Command(
         "swap-check",
         "show which keys of an upstream states would own, and write a first rules file",

@@ -1,7 +1,7 @@
 """Endpoints: the servers of this driver, to which a sink announces each new epoch.
 
-A sink works without endpoints, because servers look at the log by themselves (`apply.rhythm`). With an endpoint, a
-sink announces each epoch at once, and can wait until the epoch is readable. Under Spark Connect the sink and
+A sink works without endpoints, because servers look at the log by themselves (`apply.poll_schedule`). With an endpoint,
+a sink announces each epoch at once, and can wait until the epoch is readable. Under Spark Connect the sink and
 `sparkis.serve` run in different processes: there the sink finds the server by an address file on this machine, which
 the setting `ADDRESS_SETTING` names.
 """

@@ -67,9 +67,9 @@ from state_backend.apply.compactor import Compactor
 from state_backend.apply.epoch_source import EpochSource
 from state_backend.apply.heartbeats import WriterHeartbeats
 from state_backend.apply.log_status import LogStatus
+from state_backend.apply.poll_schedule import PollSchedule
 from state_backend.apply.record_delays import RecordDelays
 from state_backend.apply.reports import DesiredSlots, Progress, Reports
-from state_backend.apply.rhythm import Rhythm
 from state_backend.apply.slot_backfill import Backfill
 from state_backend.apply.store_copies import StoreCopies
 from state_backend.apply.store_folder import StoreFolder
@@ -596,33 +596,34 @@ class Applier:
 def follow_until_end(
     applier: Applier, input_file: int, probe_interval_s: float | None, rest_after_s: float = math.inf
 ) -> None:
-    """Call `step` at each line of the input (a file descriptor), and by itself (see `rhythm`), until the input ends.
+    """Call `step` at each line of the input (a file descriptor), and by itself (see `poll_schedule`), until the input
+    ends.
 
     It also ends once the applier rests. Two steps without work are LOOK_EVERY_S apart, however many lines there are.
     """
     lines, filesystem = ServerLines(applier, input_file), applier.log.filesystem
     applier.before_epoch = lines.obey_sent
     first_s = filesystem.probe_interval_s if probe_interval_s is None else probe_interval_s
-    rhythm = Rhythm(first_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
+    schedule = PollSchedule(first_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
     is_notified = False
     while True:
         before, epochs, began_s = applier.last_report, applier.applied_epochs, time.monotonic()
         has_more = applier.step()
         has_more |= (were_sent := lines.pop_were_sent())
         now_s = time.monotonic()
-        rhythm.note_look(
+        schedule.note_look(
             now_s,
             has_news=applier.last_report != before,
             epochs=applier.applied_epochs - epochs,
             was_announced=is_notified,
         )
-        is_notified = lines.wait(0 if has_more else rhythm.pause_s(now_s))
+        is_notified = lines.wait(0 if has_more else schedule.pause_s(now_s))
         if not is_notified:
             is_notified = were_sent
             if applier.rest(rest_after_s):
                 return
             if not has_more:
-                rhythm.note_pause()
+                schedule.note_pause()
             continue
         if not has_more:
             time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from state_backend.apply import snapshots
-from state_backend.log import visibility
+from state_backend.log import promotion
 from state_backend.log.change_log import CurrentGeneration, JobLog
 from state_backend.model.errors import SparkisError
 
@@ -64,7 +64,7 @@ class LogStatus:
         if not self.is_held_back:
             logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
         newest = max(self._log.numbers(held_back), default=-1)
-        self.held_back = {"held_back_epoch": newest, "held_back_since_ms": visibility.since_ms(self._log, held_back)}
+        self.held_back = {"held_back_epoch": newest, "held_back_since_ms": promotion.since_ms(self._log, held_back)}
 
     def _find_state_bytes(self, current: CurrentGeneration, now_s: float, has_written_snapshot: bool) -> None:
         """Look the newest snapshot up, now and then and after this server has written one."""

@@ -2,9 +2,9 @@
 
 A whole state is read partition by partition, and written in files of bounded size. The changes of a batch are few, and
 become one file, or bytes in the epoch. If either takes longer than a bound, several processes read the remaining
-partitions (see `shard`), and each writes files of its own. A key is in one partition only, so the order of its changes
-stays. Two kinds of batches are read as a whole state: one that only repartitioned the state, and the first one after
-the query has stopped writing change logs.
+partitions (see `partition_share`), and each writes files of its own. A key is in one partition only, so the order of
+its changes stays. Two kinds of batches are read as a whole state: one that only repartitioned the state, and the first
+one after the query has stopped writing change logs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from state_backend.attach.attachment import ChangeFiles, StateReader
-from state_backend.attach.read_ahead import ReadAhead
-from state_backend.attach.record_writer import RecordWriter
-from state_backend.attach.shard import (
-    Shard,
-    ShardProcesses,
+from state_backend.attach.change_writer import ChangeWriter
+from state_backend.attach.partition_share import (
+    PartitionShare,
+    ShareProcesses,
     StorePartition,
     joined,
     partitions_of,
     processes_for,
     rows_of,
 )
+from state_backend.attach.read_ahead import ReadAhead
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.states import State, stable_name
@@ -54,17 +54,17 @@ class FilesReader(StateReader):
         self.identities = {state.descriptor.name: state.identity for state in states}
         self._checkpoint = checkpoint
         self._states = tuple(states)
-        self._writer = RecordWriter(states)
+        self._writer = ChangeWriter(states)
         self._compares_snapshots = False
         self._newest: BatchStores | None = None  # the stores that were read last
         self._ahead: ReadAhead | None = None
         self._watch = FolderWatch()  # for the thread that reads ahead
-        self._shards = ShardProcesses()
+        self._processes = ShareProcesses()
 
     def snapshot(self, writer: ChangeFiles, batch: int) -> EpochContent:
         """Write the whole state as of a batch."""
         batch_stores = self._batch_stores(batch)
-        parallel_at_s = time.monotonic() + self._shards.needed_after_s
+        parallel_at_s = time.monotonic() + self._processes.needed_after_s
         written = self._written(writer, batch_stores, partitions_of(batch_stores), parallel_at_s, is_complete=True)
         return replace(written, replaces=tuple(state.name for state in self.descriptors))
 
@@ -86,7 +86,7 @@ class FilesReader(StateReader):
 
     def _changes(self, writer: ChangeFiles, batch_stores: BatchStores) -> EpochContent:
         """Write the changes of a committed batch, as far as they were not written before the commit."""
-        parallel_at_s = time.monotonic() + self._shards.needed_after_s
+        parallel_at_s = time.monotonic() + self._processes.needed_after_s
         partitions, written = partitions_of(batch_stores), []
         if (ahead := self._ahead_of(writer, batch_stores.batch)) is not None:
             self._ahead = None
@@ -119,13 +119,13 @@ class FilesReader(StateReader):
         written = [self._writer.write(writer.change_files(batch_stores.batch), rows, is_complete=is_complete)]
         if waiting:
             location, log = self._checkpoint.location, (writer.root, writer.folder)
-            shard = Shard(location, self._states, batch_stores.batch, is_complete, tuple(waiting), *log)
-            written.append(self._shards.write(shard))
+            share = PartitionShare(location, self._states, batch_stores.batch, is_complete, tuple(waiting), *log)
+            written.append(self._processes.write(share))
         return joined(written)
 
     def read_ahead(self, writer: ChangeFiles, batch: int) -> None:
         """Begin to read the changes of the next batch before its commit, in a thread."""
-        self._shards.end_idle()
+        self._processes.end_idle()
         is_remote = "://" in self._checkpoint.location
         if is_remote or self._compares_snapshots or self._ahead_of(writer, batch) is not None:
             return
@@ -139,7 +139,7 @@ class FilesReader(StateReader):
     def close(self) -> None:
         """Stop reading ahead, and end the processes after their current read."""
         self._stop_ahead()
-        self._shards.close()
+        self._processes.close()
 
     def _stop_ahead(self) -> None:
         ahead = self._ahead

@@ -4,7 +4,7 @@ A task of Spark gives a state file its name when the file is complete, and Spark
 So a thread reads each file when it appears, one partition after the other, and writes a change file. No epoch lists the
 change file before the commit. A batch that runs again replaces its state files. So what was read counts only if, after
 the commit, each name still belongs to the file that was read. If many partitions are left some time after the commit,
-the thread leaves them to several processes (see `shard`).
+the thread leaves them to several processes (see `partition_share`).
 
 Only local checkpoints are read ahead, because each check for a file in an object store costs a request. Two kinds of
 state are not read ahead: column families of RocksDB, because their numbers are in another file; and checkpoint format
@@ -23,8 +23,8 @@ from functools import partial
 from typing import TypeVar
 
 from state_backend.attach.attachment import ChangeFiles
-from state_backend.attach.record_writer import RecordWriter
-from state_backend.attach.shard import StorePartition, partitions_of, rows_of
+from state_backend.attach.change_writer import ChangeWriter
+from state_backend.attach.partition_share import StorePartition, partitions_of, rows_of
 from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.files import FileIdentity
 from state_backend.checkpoint.metadata import BatchCommit
@@ -46,7 +46,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, records: RecordWriter, writer: ChangeFiles, batch: int, watch: FolderWatch
+        self, checkpoint: Checkpoint, records: ChangeWriter, writer: ChangeFiles, batch: int, watch: FolderWatch
     ) -> None:
         self.folder_and_batch = (writer.folder, batch)
         self._checkpoint = checkpoint

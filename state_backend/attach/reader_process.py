@@ -7,8 +7,8 @@ pickled objects through the child's stdin and stdout:
     from the child  records of its log, then one EpochContent with the pause after the read, or an exception; nothing
                     for a request to read ahead
 
-`close` ends the child, and the processes that the child has started (see `shard`). They also end when the child's stdin
-is closed, because the parent has died.
+`close` ends the child, and the processes that the child has started (see `partition_share`). They also end when the
+child's stdin is closed, because the parent has died.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from state_backend.checkpoint.changes_over_snapshot import merge_changes
 from state_backend.checkpoint.compression import decompressed
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, delta_records
 from state_backend.model.errors import PurgedVersionError
 
@@ -55,7 +55,7 @@ class HdfsStore:
         snapshots = [int(match[1]) for name in names if (match := SNAPSHOT.fullmatch(name))]
         base = max((number for number in snapshots if number <= version), default=0)
         deltas = [self._opened(f"{each}.delta") for each in range(base + 1, version + 1)]
-        return overlaid(self._opened(f"{base}.snapshot")() if base else (), deltas)
+        return merge_changes(self._opened(f"{base}.snapshot")() if base else (), deltas)
 
     def families(self) -> dict[str, int]:
         """Return nothing: this provider has no column families."""

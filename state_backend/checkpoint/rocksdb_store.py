@@ -16,11 +16,11 @@ from functools import partial
 
 import pyarrow as pa
 
+from state_backend.checkpoint.changes_over_snapshot import merge_changes
 from state_backend.checkpoint.compression import decompressed
 from state_backend.checkpoint.decoding import RowFormat, without_delete_checksums
 from state_backend.checkpoint.difference import difference
 from state_backend.checkpoint.files import CheckpointFiles
-from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, change_log_records, lineage_of
 from state_backend.checkpoint.snapshots import SnapshotZip, read_snapshot_zip, snapshot_records
 from state_backend.model.errors import PurgedVersionError
@@ -84,7 +84,7 @@ class RocksDbStore:
             return iter(())
         base, names = self._chain(version, unique_id)
         change_logs = [self._change_log(name) for name in names]
-        return overlaid(() if base is None else snapshot_records(self._files, self._snapshot(base)), change_logs)
+        return merge_changes(() if base is None else snapshot_records(self._files, self._snapshot(base)), change_logs)
 
     def families(self) -> dict[str, int]:
         """Return the numbers of the column families by name, as the newest snapshot has them."""

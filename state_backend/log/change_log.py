@@ -4,7 +4,7 @@
     <job>/heartbeats/<term>.json                    the heartbeat of the term's writer, a counter; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; each name is written once
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
-    <job>/<generation>/visible.json                 makes a held-back generation visible (see `visibility`)
+    <job>/<generation>/visible.json                 makes a held-back generation visible (see `promotion`)
     <job>/<generation>/floor/<epoch>                epochs below the highest of these are removed
     <job>/<generation>/snapshots/<epoch>/...        the full state as of an epoch (see `snapshots`)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from state_backend.codec import keep_by_order, packed_sorted
 from state_backend.codec.reductions import check_change, reduction_of
-from state_backend.log import rewind, visibility
+from state_backend.log import promotion, rewind
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.descriptions import check_description, check_not_renamed, next_description
@@ -179,17 +179,17 @@ class LogWriter:
         self._description = term.description
         self.current = current_of(term)
         self.last = self.log.end(self.current)
-        self.held_back = visibility.held_back(self.log)
+        self.held_back = promotion.held_back(self.log)
 
     def promote(self, reason: str) -> bool:
         """Make the held-back generation visible to readers; False if it was visible before. Thread-safe."""
-        is_new = visibility.make_visible(self.log, self.current, reason)
+        is_new = promotion.make_visible(self.log, self.current, reason)
         self.held_back = None
         return is_new
 
     def poll_promotion(self) -> bool:
         """Return True, once, after another process has made the held-back generation visible. Thread-safe."""
-        if self.held_back is not None and visibility.held_back(self.log) is None:
+        if self.held_back is not None and promotion.held_back(self.log) is None:
             self.held_back = None
             return True
         return False

@@ -129,7 +129,7 @@ class Term:
         reason: Start, restart, return, rewind, rename, drop, or void.
         generation: The name of its folder; empty if the term is void or drops the job.
         renamed_to: The new name of a job that was dropped by a rename.
-        is_held_back: Readers continue to see the generation before, until this one is made visible (see `visibility`).
+        is_held_back: Readers continue to see the generation before, until this one is made visible (see `promotion`).
     """
 
     term: int

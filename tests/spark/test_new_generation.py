@@ -19,7 +19,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import sparkis
 from compat.waiting import READ_PAUSE_S, eventually
-from state_backend.log.visibility import promote
+from state_backend.log.promotion import promote
 from tests.spark.micro_batches import Batches, start
 from tests.spark.processes import status
 

@@ -20,7 +20,7 @@ from state_backend.log import fencing
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.visibility import promote
+from state_backend.log.promotion import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, EpochHoleError, FencedWriterError, JobInUseError, LogError
 from state_backend.model.records import Change, Op

@@ -15,7 +15,7 @@ import pytest
 
 from compat.processes import killed_at_end
 from compat.waiting import eventually
-from state_backend.attach import shard
+from state_backend.attach import partition_share
 from state_backend.attach.key_lookup import look_up
 from state_backend.attach.start import attach_files, bind
 from state_backend.attach.states import AttachedState, without_window_ends
@@ -83,8 +83,8 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
 
 @pytest.mark.parametrize("job", ["rocksdb-snapshots", "transform-format2", "format2-join"])
 def test_large_state_is_read_by_several_processes(job: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
-    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(partition_share, "PARALLEL_AFTER_S", 0.0)
+    monkeypatch.setattr(partition_share.os, "cpu_count", lambda: 2)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
     commit(growing, *growing.batches)
     with following(growing.path, log, coalesced(growing.path)) as attachment:
@@ -95,8 +95,8 @@ def test_large_state_is_read_by_several_processes(job: str, log: Path, tmp_path:
 
 
 def test_error_of_one_process_stops_epoch(growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
-    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(partition_share, "PARALLEL_AFTER_S", 0.0)
+    monkeypatch.setattr(partition_share.os, "cpu_count", lambda: 2)
     commit(growing, 0, 1, 2)
     broken = growing.path / "state/0/1/2.delta"
     content = broken.read_bytes()

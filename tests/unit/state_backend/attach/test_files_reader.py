@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from state_backend.attach import shard
+from state_backend.attach import partition_share
 from state_backend.attach.states import AttachedState
 from tests import golden_checkpoints as golden
 from tests.unit.state_backend.attach.following import (
@@ -113,12 +113,14 @@ def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):
     assert epochs(log) == growing.batches
 
 
-@pytest.mark.parametrize("parallel_after_s", [shard.PARALLEL_AFTER_S, 0.0], ids=["one process", "several processes"])
+@pytest.mark.parametrize(
+    "parallel_after_s", [partition_share.PARALLEL_AFTER_S, 0.0], ids=["one process", "several processes"]
+)
 def test_stores_of_states_that_are_not_attached_are_not_read(
     parallel_after_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", parallel_after_s)
-    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(partition_share, "PARALLEL_AFTER_S", parallel_after_s)
+    monkeypatch.setattr(partition_share.os, "cpu_count", lambda: 2)
     growing = GrowingCheckpoint(golden.NEWEST, "hdfs-join", tmp_path)
     left = [
         {key: value for key, value in in_spark(tmp_path / "whole", batch).items() if key.startswith(b"j:left:")}

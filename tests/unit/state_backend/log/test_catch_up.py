@@ -13,7 +13,7 @@ import pytest
 from state_backend.log.catch_up import CatchUp, check_timeout
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.visibility import promote
+from state_backend.log.promotion import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError
 

@@ -1,8 +1,8 @@
 """Reads partitions in several processes where one core is not enough: those of a large state, and of a large batch.
 
-One core decodes and writes half a million keys per second. `python -m state_backend.attach.shard` is one of the
-processes. It reads `Shard`s from stdin until stdin is closed, and replies to each on stdout with what it has written.
-Both are pickled: the pipes are between processes of one user.
+One core decodes and writes half a million keys per second. `python -m state_backend.attach.partition_share` is one of
+the processes. It reads `PartitionShare`s from stdin until stdin is closed, and replies to each on stdout with what it
+has written. Both are pickled: the pipes are between processes of one user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
-from state_backend.attach.record_writer import RecordWriter
+from state_backend.attach.change_writer import ChangeWriter
 from state_backend.attach.state_encoder import StateEncoder
 from state_backend.checkpoint.checkpoint import BatchStores, Checkpoint
 from state_backend.checkpoint.stores import Decoded
@@ -43,7 +43,7 @@ StorePartition = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Shard:
+class PartitionShare:
     """Some partitions of the state, and the folder of a log for their change files.
 
     Args:
@@ -60,7 +60,7 @@ class Shard:
 
     def write(self) -> EpochContent:
         """Read and write the partitions."""
-        writer = RecordWriter(self.states)
+        writer = ChangeWriter(self.states)
         batch_stores = Checkpoint.at(self.checkpoint).batch_stores(self.batch).only(writer.sources)
         target = ChangeFileWriter(open_filesystem(self.log), self.folder, self.batch)
         rows = rows_of(batch_stores, self.partitions, is_complete=self.is_complete)
@@ -86,7 +86,7 @@ def processes_for(partitions: Collection[StorePartition]) -> int:
     return min(os.cpu_count() or 1, len(partitions), PROCESSES_MAX)
 
 
-class ShardProcesses:
+class ShareProcesses:
     """The processes of one reader. They start when they are first needed, and stay for the next large batch.
 
     One thread uses them; any thread may call `close`, which waits for the current read.
@@ -107,16 +107,16 @@ class ShardProcesses:
         """The time after which a read on one core is continued by the processes."""
         return PARALLEL_AGAIN_AFTER_S if self._children else PARALLEL_AFTER_S
 
-    def write(self, shard: Shard) -> EpochContent:
-        """Divide a shard among the processes; return what they wrote, as one. After an error, all are ended."""
-        count = processes_for(shard.partitions)
+    def write(self, share: PartitionShare) -> EpochContent:
+        """Divide a share among the processes; return what they wrote, as one. After an error, all are ended."""
+        count = processes_for(share.partitions)
         with self._lock:
             try:
                 while len(self._children) < count:
                     self._children.append(_start())
                 children = self._children[:count]
                 for number, child in enumerate(children):
-                    _send(child, replace(shard, partitions=shard.partitions[number::count]))
+                    _send(child, replace(share, partitions=share.partitions[number::count]))
                 written = [_receive(child) for child in children]
             except BaseException:
                 self._end()
@@ -152,14 +152,14 @@ def joined(written: Sequence[EpochContent]) -> EpochContent:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "state_backend.attach.shard"]
+    command = [sys.executable, "-m", "state_backend.attach.partition_share"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _send(child: subprocess.Popen[bytes], shard: Shard) -> None:
+def _send(child: subprocess.Popen[bytes], share: PartitionShare) -> None:
     assert child.stdin is not None
     with suppress(OSError):  # the process has ended: there is no reply
-        child.stdin.write(pickle.dumps(shard))
+        child.stdin.write(pickle.dumps(share))
         child.stdin.flush()
 
 
@@ -177,16 +177,16 @@ def _receive(child: subprocess.Popen[bytes]) -> EpochContent:
 
 
 def main() -> None:
-    """Read `Shard`s from stdin, and write the partitions of each; send what was written to stdout."""
+    """Read `PartitionShare`s from stdin, and write the partitions of each; send what was written to stdout."""
     retain_free_memory()
     while True:
         try:
-            shard: Shard = pickle.load(sys.stdin.buffer)
+            share: PartitionShare = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         reply: EpochContent | SparkisError
         try:
-            reply = shard.write()
+            reply = share.write()
         except SparkisError as error:
             reply = error
         pickle.dump(reply, sys.stdout.buffer)

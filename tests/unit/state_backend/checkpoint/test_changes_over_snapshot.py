@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from state_backend.checkpoint.changes_over_snapshot import merge_changes
 from state_backend.checkpoint.key_numbers import KeyNumbers, key_numbers
-from state_backend.checkpoint.overlay import overlaid
 from state_backend.checkpoint.records import Records, RecordType
 
 Item = tuple[RecordType, bytes, bytes]
@@ -30,7 +30,7 @@ def test_whole_state_has_newest_value_of_each_key(snapshot: dict[bytes, bytes], 
         else:
             expected[key] = expected.get(key, b"") + value if op is RecordType.MERGE else value
     base = [Records.of((RecordType.PUT, key, value) for key, value in snapshot.items())] if snapshot else []
-    whole = overlaid(base, [partial(map, Records.of, blocks) for blocks in files])
+    whole = merge_changes(base, [partial(map, Records.of, blocks) for blocks in files])
     found = [item for records in whole for item in records.items()]
     assert {op for op, _, _ in found} <= {RecordType.PUT}
     assert len(found) == len(expected)

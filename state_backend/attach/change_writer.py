@@ -18,7 +18,7 @@ from state_backend.model.records import positions_in
 logger = logging.getLogger("sparkis.attach")
 
 
-class RecordWriter:
+class ChangeWriter:
     """Writes the rows of some states. sources: the operators and names of the states in the checkpoint."""
 
     def __init__(self, states: Sequence[StateEncoder]) -> None:

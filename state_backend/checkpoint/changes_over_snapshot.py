@@ -23,7 +23,7 @@ ReadFile = Callable[[], Iterable[Records]]
 Mask = npt.NDArray[np.bool_]
 
 
-def overlaid(snapshot: Iterable[Records], files: Sequence[ReadFile]) -> Iterator[Records]:
+def merge_changes(snapshot: Iterable[Records], files: Sequence[ReadFile]) -> Iterator[Records]:
     """Yield the puts of the whole state after all files: the unchanged rows of the snapshot, then the changed rows.
 
     A merge appends its bytes to the value. The parts of a value need no delimiter: each begins with its size.

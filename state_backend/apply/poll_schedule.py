@@ -1,4 +1,4 @@
-"""When to look for the next epoch: the rhythm of a job's epochs, learned from when they were found.
+"""When to look for the next epoch: the times between a job's epochs, learned from when they were found.
 
 Announcements and events of folders are hints that may be lost or may never come, so an applier also looks by itself.
 Without news the pause doubles up to a limit. Around the time at which the next epoch is expected, pauses are short:
@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
-# The gaps that are remembered: few, so that a new rhythm is soon learned (guess).
+# The gaps that are remembered: few, so that a change of a job is soon learned (guess).
 GAPS = 8
-# Fewer gaps are no rhythm.
+# Nothing is expected from fewer gaps.
 GAPS_MIN = 3
 # The next gap may be shorter than all that are remembered (measured: with a smaller margin, a tenth of epochs that come
 # at random is found at half of the difference).
@@ -31,7 +31,7 @@ MARGIN = 0.3
 LOOKS = 16
 
 
-class Rhythm:
+class PollSchedule:
     """The pauses between an applier's looks at the log, in seconds of any one clock.
 
     Args:

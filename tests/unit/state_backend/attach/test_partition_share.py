@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.checkpoints import WrittenCheckpoint
 from compat.waiting import eventually
-from state_backend.attach import shard
+from state_backend.attach import partition_share
 from state_backend.attach.attachment import StateReader
 from state_backend.attach.files_reader import FilesReader
 from state_backend.log.change_log import ChangeLog
@@ -50,15 +50,15 @@ class Readers:
     @property
     def pids(self) -> list[int]:
         """The processes of the last reader."""
-        return self.last._shards.pids
+        return self.last._processes.pids
 
 
 @pytest.fixture
-def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two processes read all partitions."""
-    monkeypatch.setattr(shard, "PARALLEL_AFTER_S", 0.0)
-    monkeypatch.setattr(shard, "PARALLEL_AGAIN_AFTER_S", 0.0)
-    monkeypatch.setattr(shard.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(partition_share, "PARALLEL_AFTER_S", 0.0)
+    monkeypatch.setattr(partition_share, "PARALLEL_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(partition_share.os, "cpu_count", lambda: 2)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def follow(job: str, folder: Path, readers: Readers) -> list[int]:
 def test_epochs_have_records_of_feed_that_one_process_reads(job: str, tmp_path: Path, request: pytest.FixtureRequest):
     one, several = Readers(), Readers()
     batches = follow(job, tmp_path / "one", one)
-    request.getfixturevalue("sharded")
+    request.getfixturevalue("in_processes")
     assert follow(job, tmp_path / "several", several) == batches
     assert (one.used, len(several.used), several.pids) == ([], 2, [])
     for batch in batches:
@@ -116,7 +116,7 @@ def test_epochs_have_records_of_feed_that_one_process_reads(job: str, tmp_path: 
         assert batch or expected
 
 
-@pytest.mark.usefixtures("sharded")
+@pytest.mark.usefixtures("in_processes")
 def test_processes_read_partitions_missed_before_commit(written: WrittenCheckpoint, log: Path, tmp_path: Path):
     other = WrittenCheckpoint(tmp_path / "other", PARTITIONS)
     other.write_changes(1, NUMBERS)
@@ -137,7 +137,7 @@ def test_processes_read_partitions_missed_before_commit(written: WrittenCheckpoi
 
 
 @pytest.mark.parametrize("is_reading", [True, False], ids=["within a read", "before a read"])
-@pytest.mark.usefixtures("sharded", "read_after_commit")
+@pytest.mark.usefixtures("in_processes", "read_after_commit")
 def test_killed_process_is_failure_and_batch_is_read_again(written: WrittenCheckpoint, log: Path, is_reading: bool):
     readers = Readers()
     with following(written.folder, log, reader=readers) as attachment:
@@ -148,7 +148,7 @@ def test_killed_process_is_failure_and_batch_is_read_again(written: WrittenCheck
         if is_reading:
             os.kill(killed, signal.SIGSTOP)  # it does not answer, so the batch waits for it
             change_batch(written, 2)
-            eventually(readers.last._shards._lock.locked)
+            eventually(readers.last._processes._lock.locked)
             os.kill(killed, signal.SIGKILL)
         else:
             os.kill(killed, signal.SIGKILL)
@@ -166,13 +166,13 @@ def test_killed_process_is_failure_and_batch_is_read_again(written: WrittenCheck
     assert counts(log) == {b"4"}
 
 
-@pytest.mark.usefixtures("sharded")
+@pytest.mark.usefixtures("in_processes")
 def test_idle_processes_are_ended(written: WrittenCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch):
     readers = Readers()
     with following(written.folder, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)
         assert len(readers.pids) == 2
-        monkeypatch.setattr(shard, "IDLE_S_MAX", 0.0)
+        monkeypatch.setattr(partition_share, "IDLE_S_MAX", 0.0)
         eventually(lambda: readers.pids, lambda pids: pids == [])
         change_batch(written, 1)
         assert attachment.wait(1, WAIT_S)

@@ -11,11 +11,11 @@ import pytest
 
 from state_backend.apply.applier import Applier
 from state_backend.apply.replay import read_snapshot
-from state_backend.log import visibility
+from state_backend.log import promotion
 from state_backend.log.change_log import ChangeLog, JobLog
 from state_backend.log.garbage_collector import sweep
 from state_backend.log.log_writer import LogWriter
-from state_backend.log.visibility import promote
+from state_backend.log.promotion import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import LogError
 from tests.builders import put_value
@@ -146,7 +146,7 @@ def test_either_held_back_generation_may_be_shown(root: Path) -> None:
     second = begin(root, "second")
     second.publish([put(b"second")])
     assert value(root) == b"2"
-    visibility.make_visible(job(root), first.current, "by a writer that was away")
+    promotion.make_visible(job(root), first.current, "by a writer that was away")
     assert value(root) == b"first"
     second.promote("it is whole")
     assert value(root) == b"second"
@@ -171,12 +171,12 @@ def test_command_shows_a_held_back_generation_or_says_that_there_is_none(root: P
 
 def test_command_prints_visible_generation_or_reason(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    visibility.add_options(parser)
+    promotion.add_options(parser)
     options = parser.parse_args(["--log", str(root), "job"])
-    assert visibility.run(options) == 1
+    assert promotion.run(options) == 1
     assert "sparkis promote: job 'job': nothing is held back" in capsys.readouterr().err
     begin(root).publish([put(b"half")])
-    assert visibility.run(options) == 0
+    assert promotion.run(options) == 0
     assert capsys.readouterr().out.endswith("from now on, at epoch 0\n")
     assert value(root) == b"half"
     for missing in (["--log", str(root)], ["job"]):
@@ -185,4 +185,4 @@ def test_command_prints_visible_generation_or_reason(root: Path, capsys: pytest.
 
 
 def test_a_generation_without_a_claim_began_at_an_unknown_time(root: Path) -> None:
-    assert visibility.since_ms(job(root), "old.7") == 0
+    assert promotion.since_ms(job(root), "old.7") == 0

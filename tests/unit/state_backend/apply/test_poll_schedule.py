@@ -8,17 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from resp_server.backends.servers import server_access
-from state_backend.apply.rhythm import GAPS_MIN, Rhythm
+from state_backend.apply.poll_schedule import GAPS_MIN, PollSchedule
 from state_backend.log.filesystems.local import LocalFilesystem
 
 LONGEST_S, SHORTEST_S = 15.0, 0.02
 
 
 class Job:
-    """A job whose epochs are committed at given times, and a reader that looks as its rhythm says."""
+    """A job whose epochs are committed at given times, and a reader that looks as its schedule says."""
 
     def __init__(self, gap_s: Callable[[], float]) -> None:
-        self.rhythm = Rhythm(1.0, LONGEST_S, SHORTEST_S)
+        self.schedule = PollSchedule(1.0, LONGEST_S, SHORTEST_S)
         self.now_s = 0.0
         self._gap_s = gap_s
         self._commit_s = gap_s()
@@ -27,18 +27,18 @@ class Job:
         """Follow some epochs; return how late each one was found, and the number of looks that found none."""
         late, looks = [], 0
         while len(late) < epochs:
-            pause_s = self.rhythm.pause_s(self.now_s)
+            pause_s = self.schedule.pause_s(self.now_s)
             is_announced = announced and self._commit_s <= self.now_s + pause_s
             self.now_s = self._commit_s if is_announced else self.now_s + pause_s
             if not is_announced:
-                self.rhythm.note_pause()
+                self.schedule.note_pause()
             found = 0
             while self._commit_s <= self.now_s:
                 late.append(self.now_s - self._commit_s)
                 found += 1
                 self._commit_s += self._gap_s()
             looks += not found
-            self.rhythm.note_look(self.now_s, has_news=found > 0, epochs=found, was_announced=is_announced)
+            self.schedule.note_look(self.now_s, has_news=found > 0, epochs=found, was_announced=is_announced)
         return late, looks
 
 
@@ -95,12 +95,14 @@ def test_an_idle_job_is_looked_at_rarely() -> None:
 
 def test_servers_that_only_poll_a_folder_find_an_epoch_well_within_a_proxys_wait() -> None:
     filesystem, chance = LocalFilesystem, random.Random(3)
-    rhythm = Rhythm(filesystem.probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
+    schedule = PollSchedule(
+        filesystem.probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min
+    )
     now_s, pauses = 0.0, []
     for _ in range(1_000):
-        pauses.append(rhythm.pause_s(now_s))
+        pauses.append(schedule.pause_s(now_s))
         now_s += pauses[-1]
-        rhythm.note_pause()
+        schedule.note_pause()
         found = chance.random() < 0.2
-        rhythm.note_look(now_s, has_news=found, epochs=int(found), was_announced=False)
+        schedule.note_look(now_s, has_news=found, epochs=int(found), was_announced=False)
     assert max(pauses) <= server_access.TIMEOUT_S / 4
