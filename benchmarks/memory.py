@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from benchmarks import processes, resting_jobs
+from benchmarks import processes, resting_jobs, small_cluster
 from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, compared_row, single_row
@@ -44,6 +44,7 @@ def run(options: Options) -> Iterator[Row]:
                     found = Footprint.measure(server, peer)
         yield from found.rows(keys, RedisFootprint.measure(peer))
     yield from resting_jobs.rows(options)
+    yield from small_cluster.rows(options)
 
 
 @contextmanager

@@ -37,6 +37,8 @@ CHANGED_SHARE = 0.01
 PERIOD_S = 1.0
 TIMEOUT_S = 600.0
 SAMPLE = 200
+# Of the registry and its servers.
+TOKEN = "moves"
 
 
 def run(options: Options) -> Iterator[Row]:
@@ -69,16 +71,16 @@ def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -
 def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
     """Start a second server; return the seconds until it serves its slots, and its processor time."""
     with ExitStack() as stack:
-        stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
+        stack.enter_context(program("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
         eventually(
-            lambda: _online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=BenchmarkError
+            lambda: online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=BenchmarkError
         )
         stack.enter_context(_changing(writer, keys))
         began_s = time.perf_counter()
         process, port = stack.enter_context(_state_server(log, folder / "second"))
         eventually(
-            lambda: _online(log) == 2 and _has_slots(log, port, replicas),
+            lambda: online(log) == 2 and _has_slots(log, port, replicas),
             awaited="moving",
             timeout_s=TIMEOUT_S,
             interval_s=0.01,
@@ -90,13 +92,17 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
         return seconds, used_s
 
 
-@contextmanager
-def _process(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+def command_of(*words: str | Path) -> list[str]:
+    """Return the command of a program that ends with this process; words: its name, the log, options."""
     command = [sys.executable, "-m", "sparkis", words[0], "--child", "--log", *words[1:], "--loglevel", "error"]
-    environment = children.environment() | {TOKEN_VARIABLE: "moves"}
-    process = subprocess.Popen(
-        [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
+    return [str(word) for word in command]
+
+
+@contextmanager
+def program(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a registry or a state server of a log."""
+    environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen(command_of(*words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
         yield process
     finally:
@@ -106,7 +112,7 @@ def _process(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    with _process("state-server", log, "--port", "0", "--store", folder) as process:
+    with program("state-server", log, "--port", "0", "--store", folder) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -141,7 +147,8 @@ def _nodes(log: Path) -> Sequence[dict[str, str | int]]:
     return nodes
 
 
-def _online(log: Path) -> int:
+def online(log: Path) -> int:
+    """Return the number of a registry's servers that have loaded their slots."""
     return sum(node.get("health", "online") == "online" for node in _nodes(log))
 
 
