@@ -90,10 +90,10 @@ RECORD_BYTES_OF_A_KEY = Cost(
 PAGES_FILLED = Cost(
     0.7, "", "how full the pages of a store are, as in any B+ tree of keys in random order", SCALE, "| 108 bytes"
 )
-SUPERVISOR = Cost(7e6, "bytes", "the memory of a server's supervisor", SCALE, "| 7 + 34 + 77 MB")
-SERVER = Cost(34e6, "bytes", "the memory of a server, without its store", SCALE, "| 7 + 34 + 77 MB")
+SUPERVISOR = Cost(7e6, "bytes", "the memory of a server's supervisor", SCALE, "| 7 + 34 + 66 MB")
+SERVER = Cost(34e6, "bytes", "the memory of a server, without its store", SCALE, "| 7 + 34 + 66 MB")
 APPLIER = Cost(
-    77e6, "bytes", "the memory of an applier, one for each job, beside an epoch's writes", SCALE, "| 7 + 34 + 77 MB"
+    66e6, "bytes", "the memory of an applier, one for each job, beside an epoch's writes", SCALE, "| 7 + 34 + 66 MB"
 )
 REGISTRY = Cost(30e6, "bytes", "the memory of a registry", SCALE, "a registry | 30 MB")
 FREE_PAGES = Cost(
