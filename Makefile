@@ -110,9 +110,9 @@ test-azure: setup-test ## run the tests of logs in object stores with a server o
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" sh scripts/azurite.sh
 	@$(RUN) python -m pytest --store azure $(ARGS) tests/object_store
 
-test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md
+test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md and docs/read-only.md
 	@sh scripts/program.sh mvn maven maven
-	@$(RUN) python -m compat.client_programs --page docs/clients.md $(ARGS)
+	@$(RUN) python -m compat.client_programs --page docs/clients.md --refusals docs/read-only.md $(ARGS)
 
 test-hosts: setup-test ## run the tests on hosts of their own, whose network fails: root and Linux; ARGS=--whole for all faults
 	@[ "$$(uname)" != Linux ] || [ "$$(id -u)" != 0 ] || sh scripts/program.sh ip iproute2 iproute2

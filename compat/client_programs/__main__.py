@@ -34,10 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = Result(client.name, list(_runs(client, options.place or PLACES, places)))
             is_good &= _print_result(result, intended, is_whole=not options.place)
             results.append((client, result))
-    if options.page is not None and not options.quick and not options.place:
-        former = options.page.read_text(encoding="utf-8") if len(results) < len(list(clients())) else ""
-        put_into(options.page, page.tables(results, intended, former), page.MARKS)
+    if not options.quick and not options.place:
+        _write_pages(results, intended, options)
     return 0 if is_good else 1
+
+
+def _write_pages(
+    results: Sequence[tuple[Client, Result]], intended: Sequence[Limit], options: argparse.Namespace
+) -> None:
+    """Write the tables of the given pages; rows of clients that were not run stay."""
+    is_whole = len(results) == len(list(clients()))
+    if options.page is not None:
+        former = "" if is_whole else options.page.read_text(encoding="utf-8")
+        put_into(options.page, page.tables(results, intended, former), page.MARKS)
+    if options.refusals is not None:
+        former = "" if is_whole else options.refusals.read_text(encoding="utf-8")
+        put_into(options.refusals, page.refusals(results, former), page.REFUSALS_MARKS)
 
 
 def _is_built(client: Client) -> bool:
@@ -78,6 +90,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="one client a language, of those that are built fast; the page stays as it is",
     )
     parser.add_argument("--page", metavar="FILE", type=Path, help="write the tables between the marks of this file")
+    parser.add_argument(
+        "--refusals", metavar="FILE", type=Path, help="write the table of refused writes between its marks of this file"
+    )
     return parser.parse_args(arguments)
 
 

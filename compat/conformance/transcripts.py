@@ -13,7 +13,6 @@ from compat.conformance.targets import Target, Targets
 from compat.conformance.wire import Connection, Reply, Words, requests
 
 FOLDER = Path(__file__).parent / "transcripts"
-SLOTS_ALL = 16_384
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Line:
 class Transcript:
     """The requests of one client, their purpose (`what`), and the kinds of our servers that get them.
 
-    kinds: `server`, `proxy`, `node`. writes: groups of requests; each group is sent in one write.
+    kinds: `server`, `proxy`. writes: groups of requests; each group is sent in one write.
     """
 
     client: str
@@ -62,8 +61,8 @@ def load(path: Path) -> Transcript:
             facts[name] = value.strip()
         else:
             writes[-1].append(_line(text, number, path))
-    if facts.keys() != {"client", "what", "on"} or not set(facts["on"].split()) <= {"server", "proxy", "node"}:
-        raise ValueError(f"{path.name} has to begin with client:, what: and on: server, proxy or node")
+    if facts.keys() != {"client", "what", "on"} or not set(facts["on"].split()) <= {"server", "proxy"}:
+        raise ValueError(f"{path.name} has to begin with client:, what: and on: server or proxy")
     return Transcript(facts["client"], facts["what"], facts["on"].split(), [write for write in writes if write])
 
 
@@ -127,8 +126,6 @@ def is_right(reply: Reply, check: Sequence[str]) -> bool:
             return not reply.is_error and {word.encode() for word in words} <= names
         case "map":
             return {word.encode() for word in words} <= _names(reply)
-        case "slots":
-            return _covers_all(reply)
     raise ValueError(f"there is no check {kind!r}")
 
 
@@ -142,21 +139,11 @@ def _names(reply: Reply) -> set[Any]:
     return set(flat[::2]) if isinstance(flat, list) and reply.type in "%*" else set()
 
 
-def _covers_all(reply: Reply) -> bool:
-    """Return whether the ranges cover all slots, and each has a server with an address."""
-    if not isinstance(reply.value, list):
-        return False
-    rows = reply.plain
-    slots = {slot for first, last, *_ in rows for slot in range(first, last + 1)}
-    return len(slots) == SLOTS_ALL and all(row[2][0] and row[2][1] > 0 for row in rows)
-
-
 def replays(targets: Targets) -> Iterator[Replay]:
     """Replay all transcripts at our servers, and at the real ones: these must pass all checks, too."""
     for path in sorted(FOLDER.glob("*.txt")):
         transcript = load(path)
-        real: Target = targets.cluster if transcript.kinds == ["node"] else targets.plain
-        real_problems = [f"at {real.name}: {each}" for each in _problems(transcript, real)]
+        real_problems = [f"at {targets.plain.name}: {each}" for each in _problems(transcript, targets.plain)]
         for ours in targets.ours:
             if ours.kind in transcript.kinds:
                 found = real_problems + _problems(transcript, ours)

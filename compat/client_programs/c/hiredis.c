@@ -185,8 +185,10 @@ int main(void)
     if (strcmp(getenv("PLACE"), "upstream") == 0) {
         write_own(client);
     } else {
-        step(client, "SET job:text:007 x");
-        step(client, "GET job:text:007");
+        printf("a refused write: ");
+        end(redisCommand(client, "SET job:text:007 x"));
+        printf("a read after it: ");
+        end(redisCommand(client, "GET job:text:007"));
     }
     redisFree(client);
     return 0;

@@ -36,6 +36,7 @@ const texts = async (client) => {
   if (place === "upstream") return;
   await step("a refused write", () => client.set(text(7), "x"));
   await step("a read after it", () => client.get(text(7)));
+  await step("a refused transaction", () => client.multi().set(text(7), "x").exec());
 };
 
 const reads = async (client) => {
@@ -130,6 +131,20 @@ const writes = async (client) => {
   );
 };
 
+// The recipe for failovers of ioredis' documentation: the client connects and writes again and again.
+const failoverRecipe = async () => {
+  const client = new Redis({ host, port, reconnectOnError: () => 2 });
+  const reply = client.set(text(7), "x").then(
+    () => "written",
+    () => "an error",
+  );
+  let connections = 0;
+  const again = new Promise((resolve) => client.on("connect", () => ++connections === 10 && resolve("ten connections, no reply")));
+  const found = await Promise.race([reply, again]);
+  client.disconnect();
+  return found;
+};
+
 const cluster = async () => {
   const client = new Cluster([{ host, port }]);
   client.on("error", () => {}); // of a node that has ended
@@ -152,6 +167,7 @@ const alone = async () => {
     await changes(client);
   }
   if (place === "upstream") await writes(client);
+  if (place === "server") await step("a refused write with reconnectOnError", failoverRecipe);
   client.disconnect();
 };
 

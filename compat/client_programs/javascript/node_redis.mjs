@@ -43,6 +43,7 @@ const texts = async (client, name) => {
   if (place === "upstream") return;
   await step(`${name} a refused write`, () => client.set(text(7), "x"));
   await step(`${name} a read after it`, () => client.get(text(7)));
+  await step(`${name} a refused transaction`, () => client.multi().set(text(7), "x").exec());
 };
 
 const reads = async (client, name) => {
@@ -136,6 +137,19 @@ const writes = async (client, name) => {
   );
 };
 
+// A server outside of a cluster refuses READONLY, so the client connects again and again.
+const readOnlyClient = async () => {
+  const client = quiet(createClient({ ...options(3), readonly: true }));
+  let tries = 0;
+  const found = new Promise((resolve) => {
+    client.on("ready", () => resolve("ready")).on("reconnecting", () => ++tries === 5 && resolve("not ready after five connections"));
+  });
+  client.connect().catch(() => {});
+  await found;
+  client.destroy();
+  return found;
+};
+
 const cluster = async () => {
   const client = await quiet(createCluster({ rootNodes: [{ socket: { host, port } }] })).connect();
   const expected = await all(client);
@@ -162,4 +176,5 @@ const alone = async (RESP) => {
 
 if (place === "cluster") await cluster();
 else for (const RESP of [2, 3]) await alone(RESP);
+if (place === "server") await step("with readonly: true", readOnlyClient);
 process.exit();

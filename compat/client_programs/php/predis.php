@@ -1,21 +1,53 @@
 <?php
-// Predis: requests, pipelines, transactions with WATCH, scripts, messages.
+// Predis: requests, pipelines, transactions with WATCH, scripts, messages; the cluster client.
 
 error_reporting(E_ALL & ~E_DEPRECATED);
 require __DIR__ . '/steps.php';
 require 'Predis/autoload.php';
 
+const LIMITS = ['timeout' => WAIT_S_MAX, 'read_write_timeout' => WAIT_S_MAX];
+
 function connected(): Predis\Client
 {
-    return new Predis\Client(['host' => HOST, 'port' => PORT, 'timeout' => WAIT_S_MAX, 'read_write_timeout' => WAIT_S_MAX]);
+    $given = ['scheme' => 'tls', 'ssl' => ['cafile' => CA], 'username' => USER, 'password' => PASSWORD];
+    return new Predis\Client(['host' => HOST, 'port' => PORT] + LIMITS + (CA ? $given : []));
 }
 
+function cluster(): void
+{
+    $client = new Predis\Client(['tcp://' . HOST . ':' . PORT], ['cluster' => 'redis', 'parameters' => LIMITS]);
+    $all = fn () => array_map([$client, 'get'], all_texts()); // MGET is for keys of one slot
+    $expected = $all();
+    step('texts of all slots', $all);
+    step('a map', fn () => sorted($client->hgetall('job:map:flight')));
+    ask('kill', text(7));
+    step("after a server's end", fn () => until_equal($all, $expected));
+    ask('put', 'job:text:live', '2');
+    step('a new value after it', fn () => until_equal(fn () => $client->get('job:text:live'), '2'));
+}
+
+function refused_writes(Predis\Client $client): void
+{
+    step('a refused write', fn () => $client->set(text(7), 'x'));
+    step('a read after it', fn () => $client->get(text(7)));
+    step('a refused transaction', fn () => $client->transaction(fn ($transaction) => $transaction->set(text(7), 'x')));
+}
+
+if (PLACE == 'cluster') {
+    cluster();
+    exit;
+}
 $client = connected();
 step('GET', fn () => $client->get(text(7)));
 step('a missing key', fn () => $client->get('job:text:none'));
 step('MGET', fn () => $client->mget([text(1), 'job:text:none', text(299)]));
 step('a pipeline', fn () => $client->pipeline(fn ($pipeline) => array_map([$pipeline, 'get'], all_texts())));
 step('WRONGTYPE', fn () => $client->hgetall(text(7)));
+if (PLACE == 'tls') {
+    step('a key of others', fn () => $client->hlen('job:map:flight'));
+    refused_writes($client);
+    exit;
+}
 step('HGETALL', fn () => sorted($client->hgetall('job:map:flight')));
 step('HSCAN', fn () => iterator_count(new Predis\Collection\Iterator\HashKey($client, 'job:map:large')));
 step('LRANGE', fn () => $client->lrange('job:list:alerts', 0, -1));
@@ -68,8 +100,7 @@ step('keyspace notifications', fn () => messages(
     fn () => ask('delete', 'job:text:live')
 ));
 if (PLACE != 'upstream') {
-    step('a refused write', fn () => $client->set(text(7), 'x'));
-    step('a read after it', fn () => $client->get(text(7)));
+    refused_writes($client);
 } else {
     step('SET, GET', fn () => [(string) $client->set('own:text', 'a'), $client->get('own:text')]);
     step('hashes, lists, sets', fn () => [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import redis
@@ -35,6 +37,24 @@ def main() -> None:
             changes(client, f"RESP{protocol}")
             if PLACE == "upstream":
                 writes(client, f"RESP{protocol}")
+    if PLACE == "server":
+        step("a server that never replies", lambda: at_silent_server(5.0))
+        limits = {"socket_connect_timeout": 0.5, "socket_timeout": 0.5}
+        step("a server that never replies, with limits of 0.5 s", lambda: at_silent_server(0.5, **limits))
+
+
+def at_silent_server(expected_s: float, **options: Any) -> list[Any]:
+    """Return the error of a read at a server that never replies, and whether it came after the expected time."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        redis.Redis(port=server.getsockname()[1], **options) as client,
+    ):
+        start_s = monotonic()
+        try:
+            return [client.get(text(7))]
+        except redis.RedisError as error:
+            waited_s = monotonic() - start_s
+            return [type(error).__name__, expected_s <= waited_s < expected_s + 4.5]
 
 
 def texts(client: Any, protocol: str) -> None:
@@ -49,6 +69,14 @@ def texts(client: Any, protocol: str) -> None:
     if PLACE != "upstream":
         step(f"{protocol} a refused write", lambda: client.set(text(7), "x"))
         step(f"{protocol} a read after it", lambda: client.get(text(7)))
+        step(f"{protocol} a refused transaction", lambda: client.pipeline().set(text(7), "x").execute())
+        step(f"{protocol} a pipeline with a refused write", lambda: partly_refused(client))
+
+
+def partly_refused(client: Any) -> Any:
+    """Write and read in one pipeline; errors are in the place of results."""
+    with client.pipeline(transaction=False) as pipe:
+        return pipe.set(text(7), "x").get(text(7)).execute(raise_on_error=False)
 
 
 def pipeline(client: Any) -> Any:

@@ -57,7 +57,7 @@ async def async_step(name: str, body: Callable[[], Awaitable[Any]], errors: type
 def error_text(error: Exception) -> str:
     """Return an error's type and text, without ports, and without the text of NOPERM, which Redis 7.4 has changed."""
     text = re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", f"{type(error).__name__}: {error}")
-    return re.sub(r"(NoPermissionError: ).*", r"\1NOPERM", text)
+    return re.sub(r"((NoPermissionError|PermissionDenied): ).*", r"\1NOPERM", text)
 
 
 def ask(*words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import glide
@@ -30,22 +31,36 @@ async def main() -> None:
         return
     for protocol in (glide.ProtocolVersion.RESP2, glide.ProtocolVersion.RESP3):
         client = await glide.GlideClient.create(settings(glide.GlideClientConfiguration, protocol=protocol))
-        await reads(client, protocol.name)
-        await writes(client, protocol.name)
+        await texts(client, protocol.name)
+        if PLACE != "tls":
+            await reads(client, protocol.name)
+        if PLACE == "upstream":
+            await writes(client, protocol.name)
         await client.close()
-    await notifications()
-    await messages()
-    await step("the cluster client, where there is no cluster", cluster_client)
+    if PLACE != "tls":
+        await notifications()
+    if PLACE == "upstream":
+        await messages()
+        await step("the cluster client, where there is no cluster", cluster_client)
     client = await glide.GlideClient.create(settings(glide.GlideClientConfiguration))
-    await step("a write of a state's key", lambda: client.set(text(7), "x"))
-    await step("a write of a state's key, and what is read then", lambda: client.get(text(7)))
+    name = "a write of a state's key" if PLACE == "upstream" else "a refused write"
+    await step(name, lambda: client.set(text(7), "x"))
+    await step("a read after it", lambda: client.get(text(7)))
     await client.close()
 
 
 def settings(kind: Callable[..., Any], **others: Any) -> Any:
     """Return the configuration of a client of the address."""
     at = address()
-    return kind([glide.NodeAddress(at["host"], at["port"])], **{"request_timeout": REQUEST_MS_MAX, **others})
+    given: dict[str, Any] = {"request_timeout": REQUEST_MS_MAX}
+    if PLACE in ("server", "tls"):
+        given["read_only"] = True  # without it the client refuses a server that is a replica, as the real one is
+    if PLACE == "tls":
+        authority = glide.TlsAdvancedConfiguration(root_pem_cacerts=Path(at["ssl_ca_certs"]).read_bytes())
+        given["use_tls"] = True
+        given["credentials"] = glide.ServerCredentials(username=at["username"], password=at["password"])
+        given["advanced_config"] = glide.AdvancedGlideClientConfiguration(tls_config=authority)
+    return kind([glide.NodeAddress(at["host"], at["port"])], **{**given, **others})
 
 
 async def cluster_client(**others: Any) -> Any:
@@ -60,17 +75,21 @@ async def step(name: str, body: Callable[[], Any]) -> None:
     await async_step(name, body, glide.GlideError)
 
 
-async def reads(client: Any, protocol: str) -> None:
+async def texts(client: Any, protocol: str) -> None:
     await step(f"{protocol} many tasks", lambda: tasks(client))
     await step(f"{protocol} a missing key", lambda: client.get("job:text:none"))
     await step(f"{protocol} MGET", lambda: client.mget([text(1), "job:text:none", text(299)]))
     await step(f"{protocol} a batch", lambda: batch(client, glide.Batch(is_atomic=False)))
     await step(f"{protocol} WRONGTYPE", lambda: client.hgetall(text(7)))
+    await step(f"{protocol} a key of others", lambda: client.hlen("job:map:flight"))
+    await step(f"{protocol} MULTI", lambda: batch(client, glide.Batch(is_atomic=True)))
+
+
+async def reads(client: Any, protocol: str) -> None:
     await step(f"{protocol} HGETALL", lambda: client.hgetall("job:map:flight"))
     await step(f"{protocol} LRANGE", lambda: client.lrange("job:list:alerts", 0, -1))
     ranks = glide.RangeByIndex(0, -1)
     await step(f"{protocol} ZRANGE", lambda: client.zrange_withscores("job:ranks:delays", ranks))
-    await step(f"{protocol} MULTI", lambda: batch(client, glide.Batch(is_atomic=True)))
 
 
 async def tasks(client: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-# redis-rb: requests, pipelines, transactions with WATCH, scripts, messages.
+# redis-rb: requests, pipelines, transactions with WATCH, scripts, messages; the cluster client.
 require 'redis'
 require_relative 'steps'
 
@@ -24,6 +24,7 @@ def texts(client)
 
   step('a refused write') { client.set(text(7), 'x') }
   step('a read after it') { client.get(text(7)) }
+  step('a refused transaction') { client.multi { |transaction| transaction.set(text(7), 'x') } }
 end
 
 def reads(client)
@@ -108,6 +109,24 @@ def writes(client)
   step('DEL') { client.del('own:text', 'own:map', 'own:list', 'own:set', 'own:ranks', 'own:counter', 'own:stream') }
 end
 
+def cluster
+  client = Redis.new(cluster: ["redis://#{HOST}:#{PORT}"], timeout: WAIT_S_MAX)
+  all = -> { Array.new(TEXTS) { |number| client.get(text(number)) } }
+  expected = all.call
+  step('texts of all slots') { all.call }
+  step('a map') { client.hgetall('job:map:flight').sort }
+  step('a pipeline of one slot') { client.pipelined { |pipeline| 2.times { pipeline.get(text(7)) } } }
+  step('MULTI') { client.multi { |transaction| transaction.get(text(7)) } }
+  ask('kill', text(7))
+  step("after a server's end") { until_equal(expected, &all) }
+  ask('put', 'job:text:live', '2')
+  step('a new value after it') { until_equal('2') { client.get('job:text:live') } }
+end
+
+if PLACE == 'cluster'
+  cluster
+  exit
+end
 client = connected
 texts(client)
 unless PLACE == 'tls'

@@ -16,7 +16,7 @@ def step(name)
   result = begin
     yield.inspect
   rescue StandardError => e
-    "#{e.class}: #{e.message}".sub(PORT, 'PORT').sub(/NOPERM .*/, 'NOPERM')
+    "#{e.class}: #{e.message}".sub(/(127\.0\.0\.1:)\d+/, '\\1PORT').sub(/NOPERM .*/, 'NOPERM')
   end
   puts "#{name}: #{result}"
 end
@@ -27,10 +27,14 @@ def ask(*words)
   $stdin.gets or raise 'the runner has ended'
 end
 
-# Call until the result is the expected one.
+# Call until the result is the expected one; errors meanwhile are no results.
 def until_equal(expected)
   (WAIT_S_MAX * 100).times do
-    found = yield
+    found = begin
+      yield
+    rescue Redis::BaseError => e
+      e.message
+    end
     return found if found == expected
 
     sleep 0.01

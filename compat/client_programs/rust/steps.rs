@@ -1,7 +1,7 @@
 // What all programs share: the address, the lines of their steps, and requests to the runner.
 #![allow(dead_code)] // not each program has all steps
 
-use std::env::var;
+use std::env::{set_var, var};
 use std::io::stdin;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,8 +19,20 @@ fn port() -> String {
     var("REDIS_PORT").unwrap()
 }
 
+/// The address; with TLS it has the ACL user.
 pub fn url() -> String {
-    format!("redis://{}:{}/", var("REDIS_HOST").unwrap(), port())
+    let at = format!("{}:{}", var("REDIS_HOST").unwrap(), port());
+    match place().as_str() {
+        "tls" => format!("rediss://{}:{}@{at}/", var("REDIS_USER").unwrap(), var("REDIS_PASSWORD").unwrap()),
+        _ => format!("redis://{at}/"),
+    }
+}
+
+/// Have all clients of this process trust the authority of the servers' certificates. Called before any thread starts.
+pub fn trust() {
+    if let Ok(authority) = var("REDIS_CA") {
+        set_var("SSL_CERT_FILE", authority);
+    }
 }
 
 pub fn text(number: usize) -> String {
@@ -35,8 +47,15 @@ pub fn all_texts() -> Vec<String> {
 pub fn step<T: std::fmt::Debug, E: std::fmt::Display>(name: &str, result: Result<T, E>) {
     match result {
         Ok(found) => println!("{name}: {found:?}"),
-        Err(error) => println!("{name}: error {}", format!("{error}").replace(&port(), "PORT").replace('\n', "\\n")),
+        Err(error) => println!("{name}: error {}", error_text(&format!("{error}"))),
     }
+}
+
+/// Return an error's text in one line, without ports, and without the text of NOPERM, which Redis 7.4 has changed.
+fn error_text(error: &str) -> String {
+    let text = error.replace(&port(), "PORT").replace('\n', "\\n");
+    let denial = ["NoPerm", "NOPERM"].iter().find_map(|code| Some(text.find(code)? + code.len()));
+    text[..denial.unwrap_or(text.len())].to_string()
 }
 
 /// Ask the runner to put or delete a state's key; wait until it is done.

@@ -35,6 +35,25 @@ func main() {
 		}
 		client.Close()
 	}
+	if Place == "server" {
+		Step("the connections of a refused write", func() (any, error) { return connectionsOfWrite(0) })
+		Step("the same with MaxRetries: -1", func() (any, error) { return connectionsOfWrite(-1) })
+	}
+}
+
+// connectionsOfWrite returns how many connections a refused write takes, and its error.
+func connectionsOfWrite(maxRetries int) (any, error) {
+	count := 0
+	client := redis.NewClient(&redis.Options{
+		Addr: Address, MaxRetries: maxRetries,
+		OnConnect: func(context.Context, *redis.Conn) error {
+			count++
+			return nil
+		},
+	})
+	defer client.Close()
+	err := client.Set(ctx, Text(7), "x", 0).Err()
+	return fmt.Sprint(count, " connections: ", err), nil
 }
 
 type program struct {
@@ -58,6 +77,9 @@ func (p program) texts() {
 	if Place != "upstream" {
 		p.step("a refused write", func() (any, error) { return p.Set(ctx, Text(7), "x", 0).Result() })
 		p.step("a read after it", func() (any, error) { return p.Get(ctx, Text(7)).Result() })
+		p.step("a refused transaction", func() (any, error) {
+			return p.TxPipelined(ctx, func(pipe redis.Pipeliner) error { return pipe.Set(ctx, Text(7), "x", 0).Err() })
+		})
 	}
 }
 

@@ -91,8 +91,8 @@ func texts() {
 		return redis.Strings(own.Do(""))
 	})
 	if Place != "upstream" {
-		step("SET job:text:007 x")
-		step("GET job:text:007")
+		Step("a refused write", func() (any, error) { return do("SET job:text:007 x") })
+		Step("a read after it", func() (any, error) { return redis.String(do("GET job:text:007")) })
 	}
 }
 

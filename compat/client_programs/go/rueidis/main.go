@@ -75,8 +75,8 @@ func (p program) texts() {
 		return texts(p.DoMulti(ctx, commands...))
 	})
 	if Place != "upstream" {
-		p.step("SET job:text:007 x")
-		p.step("GET job:text:007")
+		Step("a refused write", func() (any, error) { return p.do("SET job:text:007 x").ToAny() })
+		Step("a read after it", func() (any, error) { return p.do("GET job:text:007").ToAny() })
 	}
 }
 

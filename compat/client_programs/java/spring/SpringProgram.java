@@ -2,6 +2,7 @@ package clients;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -15,6 +16,8 @@ import java.util.stream.IntStream;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.WebApplicationType;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
+import org.springframework.boot.data.redis.health.DataRedisHealthIndicator;
+import org.springframework.cache.Cache;
 import org.springframework.cache.annotation.Cacheable;
 import org.springframework.cache.annotation.CacheEvict;
 import org.springframework.cache.annotation.EnableCaching;
@@ -23,6 +26,8 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 import org.springframework.context.event.EventListener;
 import org.springframework.data.annotation.Id;
+import org.springframework.data.redis.cache.RedisCacheConfiguration;
+import org.springframework.data.redis.cache.RedisCacheManager;
 import org.springframework.data.redis.connection.RedisConnectionFactory;
 import org.springframework.data.redis.connection.stream.Consumer;
 import org.springframework.data.redis.connection.stream.MapRecord;
@@ -40,6 +45,8 @@ import org.springframework.data.redis.core.script.RedisScript;
 import org.springframework.data.redis.listener.ChannelTopic;
 import org.springframework.data.redis.listener.RedisMessageListenerContainer;
 import org.springframework.data.redis.repository.configuration.EnableRedisRepositories;
+import org.springframework.data.redis.serializer.RedisSerializationContext.SerializationPair;
+import org.springframework.data.redis.serializer.RedisSerializer;
 import org.springframework.data.redis.stream.StreamMessageListenerContainer;
 import org.springframework.data.redis.stream.StreamMessageListenerContainer.StreamMessageListenerContainerOptions;
 import org.springframework.data.repository.CrudRepository;
@@ -66,6 +73,7 @@ public final class SpringProgram {
                 StringRedisTemplate template = context.getBean(StringRedisTemplate.class);
                 values(driver, template);
                 if (!Steps.PLACE.equals("tls")) states(driver, template);
+                if (Steps.PLACE.equals("server")) cachedStates(driver, template);
                 if (Steps.PLACE.equals("upstream")) writes(driver, context);
             } catch (Exception error) {
                 System.out.println(driver + " start: " + Steps.errorText(error));
@@ -89,6 +97,7 @@ public final class SpringProgram {
             Map<String, StringRedisTemplate> templates = new TreeMap<>(Map.of(
                     "lettuce", lettuce.getBean(StringRedisTemplate.class), "jedis", jedis.getBean(StringRedisTemplate.class)));
             templates.forEach(SpringProgram::values);
+            templates.forEach(SpringProgram::health);
             List<String> keys = IntStream.range(0, Steps.TEXTS).mapToObj(Steps::text).toList();
             List<String> expected = templates.get("jedis").opsForValue().multiGet(keys);
             Steps.step("a server's end", () -> {
@@ -143,7 +152,28 @@ public final class SpringProgram {
         }
     }
 
+    /** The health endpoint's part for Redis. */
+    private static void health(String driver, StringRedisTemplate template) {
+        RedisConnectionFactory connections = template.getRequiredConnectionFactory();
+        Steps.step(driver + " health", () -> new DataRedisHealthIndicator(connections).health().getStatus());
+    }
+
+    /** Spring's cache over states: keys have no prefix, and values are texts. Over Lettuce a put does not wait for its reply. */
+    private static void cachedStates(String driver, StringRedisTemplate template) {
+        RedisCacheConfiguration texts = RedisCacheConfiguration.defaultCacheConfig()
+                .disableKeyPrefix()
+                .serializeValuesWith(SerializationPair.fromSerializer(RedisSerializer.string()));
+        Cache cache = RedisCacheManager.builder(template.getRequiredConnectionFactory()).cacheDefaults(texts).build().getCache("states");
+        Steps.step(driver + " states by the cache", () -> Arrays.asList(
+                cache.get("job:text:007", String.class), cache.get("job:text:none", String.class)));
+        Steps.step(driver + " a refused write of the cache", () -> {
+            cache.put("job:text:007", "x");
+            return List.of("written", template.opsForValue().get("job:text:007"));
+        });
+    }
+
     private static void states(String driver, StringRedisTemplate template) {
+        health(driver, template);
         Steps.step(driver + " a list", () -> template.opsForList().range("job:list:alerts", 0, -1));
         Steps.step(driver + " a set", () -> Steps.sorted(template.opsForSet().members("job:set:airports")));
         Steps.step(driver + " a sorted set", () -> template.opsForZSet().reverseRange("job:ranks:delays", 0, -1));

@@ -9,8 +9,6 @@ import pytest
 from compat.conformance.transcripts import FOLDER, is_right, load
 from compat.conformance.wire import replies_in
 
-SLOTS = b"*2\r\n*3\r\n:0\r\n:8191\r\n*2\r\n$1\r\nh\r\n:1\r\n*3\r\n:8192\r\n:%d\r\n*2\r\n$1\r\nh\r\n:1\r\n"
-
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_transcript_can_be_read(path: Path) -> None:
@@ -60,7 +58,6 @@ RIGHT = [
     (b"$8\r\na:1\r\nb:2\r\n", "fields a b"),
     (b"*2\r\n+a\r\n:1\r\n", "map a"),
     (b"%1\r\n+a\r\n:1\r\n", "map a"),
-    (SLOTS % 16383, "slots"),
 ]
 WRONG = [
     (b"+OK\r\n", "error ERR"),
@@ -73,8 +70,6 @@ WRONG = [
     (b"$1\r\na\r\n", "contains b"),
     (b"-a:1\r\n", "fields a"),
     (b"*2\r\n:1\r\n+a\r\n", "map a"),
-    (SLOTS % 16382, "slots"),
-    (b"-ERR This instance has cluster support disabled\r\n", "slots"),
 ]
 
 
