@@ -24,7 +24,7 @@ from state_backend.log.epochs import ChangeFile, Epoch
 from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.garbage_collector import sweep_job
-from state_backend.log.terms import Description, Term
+from state_backend.log.terms import Description, Term, TermReason
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name
 from state_backend.model.errors import DescriptorError, LogError, SparkisError
@@ -88,7 +88,7 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
             f"job {old!r} was renamed to {new!r} at epoch {copied.epoch}, and the log has both: {old!r} was written "
             f"again, up to epoch {last.epoch}. Drop the one that is not needed with sparkis drop"
         )
-    begin(before.terms, Term(claimed.term, "drop", claimed.writer, renamed_to=new), claimed)
+    begin(before.terms, Term(claimed.term, TermReason.DROP, claimed.writer, renamed_to=new), claimed)
     sweep_job(before, now_ms())
     return f"job {old} is now {new}, with {last.epoch} as its first epoch; start its query under the new name"
 
@@ -165,7 +165,7 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
         format=new_description.format,
     )
     files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
-    begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, new_description), claimed)
+    begin(after.terms, Term(claimed.term, TermReason.RENAME, claimed.writer, generation, new_description), claimed)
 
 
 def _changes(snapshot: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:

@@ -15,7 +15,7 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.garbage_collector import sweep_job
-from state_backend.log.terms import Term
+from state_backend.log.terms import Term, TermReason
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import SparkisError
 
@@ -57,6 +57,6 @@ def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) ->
         return f"job {job} was dropped already"
     claimed = claim(job_log.terms, new_candidate("", "sparkis drop"), is_forced=is_forced)
     seal(job_log.terms, claimed)
-    begin(job_log.terms, Term(claimed.term, "drop", claimed.writer), claimed)
+    begin(job_log.terms, Term(claimed.term, TermReason.DROP, claimed.writer), claimed)
     sweep_job(job_log, now_ms())
     return f"job {job} is dropped"

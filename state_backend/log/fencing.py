@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from state_backend.log.identity import ensure_identity
-from state_backend.log.terms import Claim, Term, Terms
+from state_backend.log.terms import Claim, Term, TermReason, Terms
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import FencedWriterError, JobInUseError
 
@@ -67,7 +67,7 @@ def seal(terms: Terms, claimed: Claim) -> Term | None:
     begun = set(terms.numbers(".json"))
     for number in range(claimed.term - 1, 0, -1):
         if number not in begun:
-            terms.filesystem.create(terms.path(number), Term(number, "void", claimed.writer).to_bytes())
+            terms.filesystem.create(terms.path(number), Term(number, TermReason.VOID, claimed.writer).to_bytes())
     return terms.last_before(claimed.term)
 
 

@@ -24,7 +24,7 @@ from state_backend.log.fencing import begin, check_in_charge, claim, new_candida
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
 from state_backend.log.record_ages import RecordAges
-from state_backend.log.terms import Description, Term
+from state_backend.log.terms import Description, Term, TermReason
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name, check_states
 from state_backend.model.errors import (
@@ -142,11 +142,11 @@ class LogWriter:
         self._stay_final(last)
         is_held_back = self._is_to_be_held_back(base)
         if base is not None and last is not None and base.generation == last.generation:
-            generation, reason = base.generation, "restart"
+            generation, reason = base.generation, TermReason.RESTART
         else:
-            generation, reason = self._new_folder(term), "start"
+            generation, reason = self._new_folder(term), TermReason.START
             if base is not None and rewind.copy(self.log, current_of(base), generation, None):
-                reason = "return"
+                reason = TermReason.RETURN
             elif base is not None:  # the base was swept meanwhile; some of its files may have been copied
                 self._filesystem.remove(f"{self.job}/{generation}")
                 self._new_folder(term)
@@ -452,7 +452,7 @@ class LogWriter:
             self.check_in_charge()
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)
-        term = Term(self._claim.term, "rewind", self._claim.writer, generation, self._description)
+        term = Term(self._claim.term, TermReason.REWIND, self._claim.writer, generation, self._description)
         self._put_in_charge(replace(term, is_held_back=self.held_back is not None))
 
     def _not_reached(self, number: int) -> RewoundCheckpointError:

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any
 
 from state_backend.log.checked_json import checked_object, with_checksum
@@ -121,12 +122,24 @@ class Claim:
         return with_checksum({"format": FORMAT, **WRITER} | asdict(self))
 
 
+class TermReason(StrEnum):
+    """Why a term began, or that it never does, as its file says it."""
+
+    START = "start"  # a new query
+    RESTART = "restart"  # the same query
+    RETURN = "return"  # an earlier query
+    REWIND = "rewind"  # to an earlier epoch
+    RENAME = "rename"  # of the job
+    DROP = "drop"  # the job
+    VOID = "void"
+
+
 @dataclass(frozen=True)
 class Term:
     """The outcome of a claim.
 
     Args:
-        reason: Start, restart, return, rewind, rename, drop, or void.
+        reason: A `TermReason`, or the word of a newer version.
         generation: The name of its folder; empty if the term is void or drops the job.
         renamed_to: The new name of a job that was dropped by a rename.
         is_held_back: Readers continue to see the generation before, until this one is made visible (see `promotion`).
@@ -143,12 +156,12 @@ class Term:
     @property
     def is_void(self) -> bool:
         """Return whether the term never begins."""
-        return self.reason == "void"
+        return self.reason == TermReason.VOID
 
     @property
     def is_dropped(self) -> bool:
         """Return whether the term drops the job."""
-        return self.reason == "drop"
+        return self.reason == TermReason.DROP
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
