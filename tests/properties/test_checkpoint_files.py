@@ -66,7 +66,9 @@ def read(content: bytes) -> bytes:
 
 
 @given(st.sampled_from(sorted(frames.CODECS)), st.binary(min_size=1, max_size=2000), st.data())
-def test_frames(codec: str, content: bytes, data: st.DataObject) -> None:
+def test_compressed_frames_round_trip_and_damage_is_a_clear_error(
+    codec: str, content: bytes, data: st.DataObject
+) -> None:
     written = frames.CODECS[codec](content)
     assert read(written) == content
     with only_clear_errors():
@@ -74,7 +76,7 @@ def test_frames(codec: str, content: bytes, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from([b"LZ4Block", b"\x28\xb5\x2f\xfd", b"\x82SNAPPY\x00", b"ZV", b""]), st.binary(max_size=200))
-def test_frames_of_any_bytes(magic: bytes, content: bytes) -> None:
+def test_any_bytes_are_frames_or_a_clear_error(magic: bytes, content: bytes) -> None:
     with only_clear_errors():
         read(magic + content)
 
@@ -104,27 +106,34 @@ def items(blocks: Iterator[Records]) -> list[tuple[RecordType, bytes, bytes]]:
     return [item for block in blocks for item in block.items()]
 
 
+def check_records(content: bytes, expected: list[Any], part: int, data: st.DataObject) -> None:
+    """Read records that arrive in parts, and damaged ones."""
+    assert items(change_log_records(written_records.parts(content, part), NAME)) == expected
+    damaged = changed(content, data)
+    for reader in (change_log_records, delta_records):
+        with only_clear_errors():
+            items(reader(written_records.parts(damaged, part), NAME))
+    with only_clear_errors():
+        lineage_of(written_records.parts(damaged, part), NAME)
+
+
+@given(PLAIN_ITEMS, ITEMS, st.integers(1, 50), st.data())
+def test_records_without_lineage_round_trip_and_damage_is_a_clear_error(
+    plain_items: list[Any], kinds: list[Any], part: int, data: st.DataObject
+) -> None:
+    check_records(written_records.plain(plain_items), plain_items, part, data)
+    check_records(b"\x00\x02v2" + written_records.with_kinds(kinds), kinds, part, data)
+
+
 @given(PLAIN_ITEMS, ITEMS, LINEAGES, st.integers(1, 50), st.data())
-def test_records(
+def test_records_with_lineage_round_trip_and_damage_is_a_clear_error(
     plain_items: list[Any], kinds: list[Any], before: list[tuple[int, str]], part: int, data: st.DataObject
 ) -> None:
-    of_plain, of_kinds = written_records.plain(plain_items), written_records.with_kinds(kinds)
-    files = (
-        (of_plain, plain_items),
-        (b"\x00\x02v2" + of_kinds, kinds),
-        (b"\x00\x02v3" + lineage(before) + of_plain, plain_items),
-        (b"\x00\x02v4" + lineage(before) + of_kinds, kinds),
-    )
-    for content, expected in files:
-        assert items(change_log_records(written_records.parts(content, part), NAME)) == expected
-        if content[:3] == b"\x00\x02v" and content[3:4] != b"2":
-            assert lineage_of(written_records.parts(content, part), NAME) == before
-        other = changed(content, data)
-        for reader in (change_log_records, delta_records):
-            with only_clear_errors():
-                items(reader(written_records.parts(other, part), NAME))
-        with only_clear_errors():
-            lineage_of(written_records.parts(other, part), NAME)
+    v3 = b"\x00\x02v3" + lineage(before) + written_records.plain(plain_items)
+    v4 = b"\x00\x02v4" + lineage(before) + written_records.with_kinds(kinds)
+    for content, expected in ((v3, plain_items), (v4, kinds)):
+        assert lineage_of(written_records.parts(content, part), NAME) == before
+        check_records(content, expected, part, data)
 
 
 @given(
@@ -167,13 +176,13 @@ TYPES = st.recursive(
 @given(TYPES)
 @example("decimal(9,99999999999999999999)")
 @example({"type": "struct", "fields": [{"name": "\ud800", "type": "long"}]})
-def test_types_of_any_json(given_type: Any) -> None:
+def test_any_json_is_a_type_or_a_clear_error(given_type: Any) -> None:
     with only_clear_errors():
         assert isinstance(parse_schema(json.dumps(given_type), NAME), pa.DataType)
 
 
 @given(st.sampled_from(sorted(written_schemas.FILES)), st.data())
-def test_schemas(version: str, data: st.DataObject) -> None:
+def test_damaged_schema_is_read_or_a_clear_error(version: str, data: st.DataObject) -> None:
     with only_clear_errors():
         parse_store_schemas(changed(written_schemas.FILES[version], data), NAME)
 
@@ -181,7 +190,7 @@ def test_schemas(version: str, data: st.DataObject) -> None:
 @given(st.sampled_from(list(KeyForm)), JSON, JSON)
 @example(KeyForm.PREFIX, float("inf"), [])
 @example(KeyForm.RANGE, 0, [float("inf")])
-def test_encodings_of_keys_of_any_json(form: KeyForm, columns: Any, ordinals: Any) -> None:
+def test_any_json_is_a_key_encoding_or_a_clear_error(form: KeyForm, columns: Any, ordinals: Any) -> None:
     given_encoding = {"keyStateEncoderType": form, "numColsPrefixKey": columns, "orderingOrdinals": ordinals}
     before, after = written_schemas.FAMILY.split(written_schemas.texts(written_schemas.ENCODER))
     family = before + written_schemas.texts(json.dumps(given_encoding)) + after
@@ -224,7 +233,9 @@ def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 
 @pytest.mark.parametrize("parser", PARSERS)
 @given(JSON | st.just(float("inf")), st.data())
-def test_metadata_with_any_json_in_any_place(parser: str, other: Any, data: st.DataObject) -> None:
+def test_metadata_is_parsed_and_any_json_within_is_parsed_or_a_clear_error(
+    parser: str, other: Any, data: st.DataObject
+) -> None:
     parse, whole = PARSERS[parser]
     lead = b"" if parser == "query" else b"v1\n"
     assert parse(lead + json.dumps(whole).encode(), NAME) is not None
@@ -283,7 +294,9 @@ def with_times_as_numbers(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 
 @given(st.sampled_from(sorted(ENCODINGS)), st.booleans(), st.lists(KEY_ROWS, min_size=1, max_size=5), st.data())
-def test_keys_of_rocksdb(encoding: str, has_family: bool, rows: list[tuple[Any, ...]], data: st.DataObject) -> None:
+def test_keys_of_rocksdb_round_trip_and_damage_is_a_clear_error(
+    encoding: str, has_family: bool, rows: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
     of = state(ENCODINGS[encoding], "state" if has_family else None)
     lead = struct.pack("<H", FAMILY) if has_family else b""
     value = b"\0" + unsafe_row((1, "x"), VALUE)
@@ -300,7 +313,7 @@ def test_keys_of_rocksdb(encoding: str, has_family: bool, rows: list[tuple[Any, 
     st.booleans(),
     st.data(),
 )
-def test_lists_of_rocksdb(
+def test_lists_of_rocksdb_round_trip_and_damage_is_a_clear_error(
     elements: list[list[Any]], has_checksums: bool, has_commas: bool, data: st.DataObject
 ) -> None:
     of = state(KeyEncoding(), None, is_list=True)
@@ -328,7 +341,7 @@ def test_lists_of_rocksdb(
 @given(
     st.lists(st.tuples(st.sampled_from(list(RecordType)), st.binary(max_size=40), st.binary(max_size=60)), max_size=4)
 )
-def test_keys_and_values_of_any_bytes(given_items: list[tuple[RecordType, bytes, bytes]]) -> None:
+def test_any_bytes_are_keys_and_values_or_a_clear_error(given_items: list[tuple[RecordType, bytes, bytes]]) -> None:
     cleared = [(op, key, b"" if op is RecordType.DELETE else value) for op, key, value in given_items]
     for encoding in ENCODINGS.values():
         for is_list in (False, True):
@@ -337,5 +350,5 @@ def test_keys_and_values_of_any_bytes(given_items: list[tuple[RecordType, bytes,
                     decode(Records.of(cleared), state(encoding, None, is_list=is_list), has_checksums=has_checksums)
 
 
-def test_numbers_of_no_records() -> None:
+def test_no_records_can_be_selected() -> None:
     assert len(Records.of([]).select(np.array([], np.int64))) == 0

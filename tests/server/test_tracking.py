@@ -90,19 +90,33 @@ def connect(server: Any) -> Any:
     return peer
 
 
-@pytest.mark.parametrize("sent", [lines, arrays])  # the general way, and the short one
+PATHS = pytest.mark.parametrize("sent", [lines, arrays], ids=["general path (inline)", "compiled core (arrays)"])
+
+
+@PATHS
 def test_read_key_is_invalidated_before_new_value(client: Any, epochs: Epochs, sent: Callable[..., bytes]) -> None:
     client.expect_reply(lines("CLIENT TRACKING ON"), OK)
     client.expect_reply(sent("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a", "b")
     client.expect_reply(sent("GET job:temp:b"), invalid("job:temp:a") + bulk(b"1"))
+
+
+@PATHS
+def test_key_is_invalidated_once_for_each_read(client: Any, epochs: Epochs, sent: Callable[..., bytes]) -> None:
+    client.expect_reply(lines("CLIENT TRACKING ON"), OK)
+    client.expect_reply(sent("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a")
-    client.expect_reply(sent("GET job:temp:b"), bulk(b"1"))
-    client.expect_reply(
-        sent("MGET job:temp:a job:temp:b", "GET job:temp:c"), b"*2\r\n" + bulk(b"2") + bulk(b"1") + bulk(b"0")
-    )
+    client.expect(invalid("job:temp:a"))
+    epochs.publish("a")
+    client.expect_reply(sent("GET job:temp:b"), bulk(b"0"))
+
+
+@PATHS
+def test_keys_of_one_epoch_are_invalidated_by_slot(client: Any, epochs: Epochs, sent: Callable[..., bytes]) -> None:
+    client.expect_reply(lines("CLIENT TRACKING ON"), OK)
+    client.expect_reply(sent("MGET job:temp:a job:temp:b", "GET job:temp:c"), b"*2\r\n" + bulk(b"0") * 2 + bulk(b"0"))
     epochs.publish("a", "b", "c")
-    client.expect(invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
+    client.expect(invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))
 
 
 def test_idle_client_is_invalidated(client: Any, epochs: Epochs) -> None:
@@ -141,32 +155,36 @@ def test_invalidations_come_before_or_after_a_reply_in_steps_never_within(
     client.expect(invalid("job:map:m"))
 
 
-@pytest.mark.parametrize("happens", ["a job comes", "an epoch is too large", "many epochs"])
+@pytest.mark.parametrize(("count", "keys"), [(1, 6_000), (10, 1)], ids=["an epoch is too large", "many epochs"])
 def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
-    happens: str, server: Any, client: Any, epochs: Epochs, tmp_path: Path
+    count: int, keys: int, server: Any, client: Any, epochs: Epochs
 ) -> None:
     client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
-    other = None
-    if happens == "a job comes":
-        other = Epochs(server, tmp_path / "other", "other")
-    else:
 
-        def publish() -> None:
-            for _ in range(1 if happens == "an epoch is too large" else 10):
-                epochs.publish(*(f"{each}" for each in range(6_000 if happens == "an epoch is too large" else 1)))
+    def publish() -> None:
+        for _ in range(count):
+            epochs.publish(*map(str, range(keys)))
 
-        server.call(publish)  # between two looks
+    server.call(publish)  # between two looks
     client.expect(invalid())
     client.expect_reply(lines("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a")
     client.expect(invalid("job:temp:a"))
-    if other is not None:
-        server.call(lambda: server.server.context.keyspace.remove("other"))
-        client.expect(invalid())
-        other.store.close()
 
 
-def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs: Epochs) -> None:
+def test_all_keys_are_invalidated_when_a_job_comes_or_goes(
+    server: Any, client: Any, epochs: Epochs, tmp_path: Path
+) -> None:
+    client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    other = Epochs(server, tmp_path / "other", "other")
+    client.expect(invalid())
+    client.expect_reply(lines("GET job:temp:a"), bulk(b"0"))
+    server.call(lambda: server.server.context.keyspace.remove("other"))
+    client.expect(invalid())
+    other.store.close()
+
+
+def test_full_tracking_table_evicts_oldest_key_and_invalidates_it(client: Any, epochs: Epochs) -> None:
     client.expect_reply(lines("CONFIG SET tracking-table-max-keys 2", "CLIENT TRACKING ON"), OK * 2)
     client.expect_reply(
         lines("GET job:temp:a", "GET job:temp:b", "GET job:temp:c", "PING"),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from spark_hooks.cli import main
+from spark_hooks.cli import CLOSED_PIPE, main
+from tests.golden_checkpoints import NEWEST, unpack
 
 
 @pytest.mark.parametrize(
@@ -33,3 +39,19 @@ def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.Capt
         main(words)
     assert exit.value.code == 2
     assert capsys.readouterr().err == f"{error}\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_command_ends_silently_when_its_reader_closes_the_pipe(tmp_path: Path, unbuffered: str) -> None:
+    unpack(NEWEST, "hdfs-window", tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkis", "inspect", str(tmp_path)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")

@@ -1,4 +1,4 @@
-"""Rules: their text, what they allow, their errors. `test_same_users.py` compares them with Redis."""
+"""Rules: their text, what they allow, their errors. `tests/differential/test_users.py` compares them with Redis."""
 
 from __future__ import annotations
 

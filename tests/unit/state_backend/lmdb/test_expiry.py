@@ -1,53 +1,24 @@
-"""Two servers of one log hold the same state, whenever each of them tidies up and whatever its clock says."""
+"""Expired keys of a store: how they are counted, notified and hidden, by the log's clock and the server's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from state_backend.apply.applier import Applier
-from state_backend.apply.compact import compact_log
 from state_backend.lmdb.store import LmdbStore
-from state_backend.log.change_log import ChangeLog
-from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.key_events import KeyEvent
-from state_backend.store.store import EpochChanges, Snapshot
-from tests.builders import current_of
+from state_backend.store.store import EpochChanges
 
 TTL = timedelta(seconds=1)
 TOTAL = StateDescriptor("total", value="v", reduce="sum", columns={"v": "bigint"}, key_format="total:<k>", ttl=TTL)
 RECENT = StateDescriptor("recent", member="m", key_format="recent:<k>", ttl=TTL)
-LAST = StateDescriptor("last", value="v", kind="list", key_format="last:<k>", ttl=TTL)
 COUNTS = StateDescriptor("counts", field="f", reduce="count", key_format="counts:<k>", ttl=TTL)
-STATES = (TOTAL, RECENT, LAST, COUNTS)
-
-
-class Server:
-    """An applier with a clock of its own."""
-
-    def __init__(self, folder: Path, name: str, now_ms: int) -> None:
-        self.now_ms = now_ms
-        self.applier = Applier(
-            ChangeLog(folder / "log"), "job", folder / name, lambda event: None, clock=lambda: self.now_ms
-        )
-        self.step()
-
-    def step(self) -> None:
-        while self.applier.step():
-            pass
-
-    @property
-    def store(self) -> LmdbStore:
-        assert self.applier.store is not None
-        return self.applier.store
-
-
-Write = Callable[[int, int], list[Change]]
+STATES = (TOTAL, RECENT, COUNTS)
 
 
 def total(number: int, clock_ms: int) -> list[Change]:
@@ -59,67 +30,12 @@ def members(number: int, clock_ms: int) -> list[Change]:
     return [Change("recent", Op.PUT, b"recent:a", name, b"", clock_ms + 1000) for name in names]
 
 
-def elements(number: int, clock_ms: int) -> list[Change]:
-    return [Change("last", Op.APPEND, b"last:a", None, b"%d" % number, clock_ms + 1000)]
-
-
-def counted(number: int, clock_ms: int) -> list[Change]:
-    return [Change("counts", Op.FOLD, b"counts:a", b"f", b"10", clock_ms + 1000)]
-
-
-READS: dict[Write, Callable[[Snapshot], object]] = {
-    total: lambda shown: shown.value(b"total:a"),
-    members: lambda shown: set(shown.members(b"recent:a")),
-    elements: lambda shown: list(shown.list_elements(b"last:a", 0, shown.list_size(b"last:a"))),
-    counted: lambda shown: shown.fields(b"counts:a", [b"f"]),
-}
-EXPECTED: dict[Write, object] = {
-    total: b"101",
-    members: {b"m0", b"m1", b"m2", b"m3", b"m4", b"new"},
-    elements: [b"0", b"1"],
-    counted: [b"20"],
-}
-
-
-@pytest.mark.parametrize("write", [total, members, elements, counted])
-@pytest.mark.parametrize("way", ["live", "snapshot", "reader ahead"])
-def test_key_expiring_during_batch_is_present_on_all_servers(tmp_path: Path, write: Write, way: str) -> None:
-    """The batch's clock was read at 900, before the key's time at 1000; the servers look at 1500 and later."""
-    writer = LogWriter(tmp_path / "log", "job", STATES, "q")
-    writer.publish(write(0, 0), clock_ms=0)
-    live = Server(tmp_path, "live", 0)
-    live.now_ms = 1_500 if way == "live" else 10_000_000
-    live.step()
-    if way == "snapshot":
-        compact_log(str(tmp_path / "log"), "job", retention_ms=0)
-    writer.publish(write(1, 900), clock_ms=900)
-    live.step()
-    late = Server(tmp_path, "late", 1_600)
-    for server in (live, late):
-        with server.store.snapshot(1_600) as shown:
-            assert READS[write](shown) == EXPECTED[write]
-        server.applier.close()
-
-
-def test_clock_of_epochs_never_goes_back(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path / "log", "job", STATES, "q")
-    writer.publish([], clock_ms=5_000)
-    writer.publish([], clock_ms=4_000)
-    LogWriter(tmp_path / "log", "job", STATES, "q").publish([], clock_ms=3_000)
-    log, current = current_of(tmp_path / "log")
-    epochs = [log.epoch(current, number) for number in range(3)]
-    assert [each.clock_ms for each in epochs if each is not None] == [5_000, 5_000, 5_000]
-
-
-# What a server shows and tells by its own clock -----------------------------------------------------------------------
-
-
 def recorded_events(store: LmdbStore) -> list[tuple[bytes, list[KeyEvent]]]:
     """Return the events that a store keeps."""
-    with store.snapshot(0) as shown:
-        kept = shown.stored_event_batches()
+    with store.snapshot(0) as view:
+        kept = view.stored_event_batches()
         assert kept is not None
-        batches = [shown.events(serial) for serial in range(kept.first, kept.next)]
+        batches = [view.events(serial) for serial in range(kept.first, kept.next)]
         return [(key, list(map(KeyEvent, what))) for batch in batches if batch for key, what in batch.events]
 
 
@@ -198,5 +114,5 @@ def test_each_expired_field_is_notified(store: LmdbStore) -> None:
 def test_readers_see_no_key_expired_by_log_clock(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0))
     apply(store, 5_000)
-    with store.snapshot(10) as shown:
-        assert (shown.value(b"total:a"), shown.scan(0, 10)) == (None, (0, []))
+    with store.snapshot(10) as view:
+        assert (view.value(b"total:a"), view.scan(0, 10)) == (None, (0, []))

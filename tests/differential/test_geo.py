@@ -1,4 +1,4 @@
-"""GEO's reads find, order and write what redis-server does, wherever is searched; and a score is what GEOADD makes."""
+"""GEO: searches anywhere on earth find, order and write the members that Redis does; scores are those of GEOADD."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MEMBERS = {
 # Of several scores one place is made, and Redis takes any of what is equally far where it wants only some.
 SEVERAL_AT_ONE_PLACE = [b"zset:large", b"zset:edge", b"geo:odd"]
 
-degrees = st.one_of(st.floats(-85, 85), st.floats(60, 85), st.floats(37.9, 38.4), st.sampled_from([85.0, -85.0, 0.0]))
+latitudes = st.one_of(st.floats(-85, 85), st.floats(60, 85), st.floats(37.9, 38.4), st.sampled_from([85.0, -85.0, 0.0]))
 longitudes = st.one_of(st.floats(-180, 180), st.floats(13.2, 13.6), st.sampled_from([180.0, -180.0, 179.99]))
 lengths = st.floats(-1, 4.7).map(lambda power: b"%r" % (10.0**power))
 
@@ -65,7 +65,7 @@ def searches(draw: st.DrawFn) -> list[bytes]:
     if key in MEMBERS and draw(st.booleans()):
         words += [b"FROMMEMBER", draw(st.sampled_from(MEMBERS[key]))]
     else:
-        words += [b"FROMLONLAT", b"%r" % draw(longitudes), b"%r" % draw(degrees)]
+        words += [b"FROMLONLAT", b"%r" % draw(longitudes), b"%r" % draw(latitudes)]
     if draw(st.booleans()):
         words += [b"BYRADIUS", draw(lengths), b"km"]
     else:
@@ -86,20 +86,20 @@ def test_geo_read_equals_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 
 
-@given(found=st.lists(searches(), min_size=1, max_size=10))
+@given(requests=st.lists(searches(), min_size=1, max_size=10))
 @checked(75)
-def test_a_search_finds_the_same_in_the_same_order(pair: Pair, found: list[Words]) -> None:
-    pair.check(found)
-    pair.check([[b"HELLO", b"3"], [b"MULTI"], *found, [b"EXEC"]])
+def test_geosearch_finds_the_same_members_in_the_same_order(pair: Pair, requests: list[Words]) -> None:
+    pair.check(requests)
+    pair.check([[b"HELLO", b"3"], [b"MULTI"], *requests, [b"EXEC"]])
 
 
-def test_names_with_spaces_are_members_too(pair: Pair) -> None:
+def test_geo_members_may_have_spaces(pair: Pair) -> None:
     for member in MEMBERS[b"geo:edges"]:
         pair.check([[b"GEOPOS", b"geo:edges", member], [b"GEOHASH", b"geo:edges", member]])
         pair.check([[b"GEOSEARCH", b"geo:edges", b"FROMMEMBER", member, b"BYRADIUS", b"200", b"km", b"WITHDIST"]])
 
 
-def test_a_score_is_the_one_that_geoadd_makes(tmp_path: Path) -> None:
+def test_score_of_a_place_equals_that_of_geoadd(tmp_path: Path) -> None:
     def compare(places: list[tuple[float, float]]) -> None:
         writes: list[Words] = [
             [b"GEOADD", b"places", b"%r" % longitude, b"%r" % latitude, b"%d" % number]

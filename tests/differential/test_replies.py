@@ -14,9 +14,9 @@ from resp_server.commands import command_table
 
 # Served, and compared in a way of their own: what a help text lists is what is served, CLIENT REPLY changes which
 # replies there are, and the table's documentation is compared as a whole.
-# In `test_same_transactions.py`.
+# In `test_transactions.py`.
 TRANSACTIONS = ("multi", "exec", "discard", "watch", "unwatch")
-# In `test_same_measures.py`.
+# In `test_measures.py`.
 MEASURES = {
     *("config|resetstat", "config|rewrite", "config|set", "client|pause", "client|unblock", "client|unpause"),
     *(f"latency|{name}" for name in ("doctor", "graph", "help", "histogram", "history", "latest", "reset")),
@@ -24,7 +24,7 @@ MEASURES = {
     *(f"slowlog|{name}" for name in ("get", "help", "len", "reset")),
     *("lastsave", "lolwut", "monitor"),
 }
-# In `test_same_pubsub.py`, `test_same_tracking.py` and `test_same_users.py`.
+# In `test_pubsub.py`, `test_tracking.py` and `test_users.py`.
 PUBSUB = {
     *("subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "publish", "spublish"),
     *(f"pubsub|{name}" for name in ("channels", "help", "numpat", "numsub", "shardchannels", "shardnumsub")),
@@ -51,7 +51,7 @@ COMPARED_ELSEWHERE = {
 # Redis 7.0, which is the judge, does not have them: see `test_newer_commands.py`.
 NEWER = {"client|no-touch", "client|setinfo", "hexpiretime", "hpexpiretime", "hpttl", "httl"}
 OURS_ALONE = "state|"
-# Asked of a node of a cluster, in `test_same_cluster_node.py`; here, both servers are in none. CLUSTER LINKS is of what
+# Asked of a node of a cluster, in `test_cluster_node.py`; here, both servers are in none. CLUSTER LINKS is of what
 # only real nodes have, CLUSTER MYSHARDID newer than the judge, and CLUSTER HELP a list of what is served.
 OF_A_CLUSTER = {"asking", "readonly", "readwrite"}
 
