@@ -559,6 +559,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
             return False
         if client_input.is_unparsed and client_input.answer_or_parse(session, out):
             return client_input.has_requests
+        if not session.is_authenticated and (error := client_input.drop_refused()) is not None:
+            self._reject_input(error, out)
+            return False
         requests, limiter = client_input.requests, self.session.rate_limiter
         if not requests:  # after a reply that was waited for
             incomplete = None

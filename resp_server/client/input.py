@@ -9,7 +9,7 @@ from resp_server.limits import PARTIAL_BYTES_MAX
 from resp_server.pipeline.pipeline import release_reply
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.replies import IncompleteReply
-from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser, unauthenticated_error
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
@@ -119,6 +119,13 @@ class ClientInput:
         parser.is_restricted = not session.is_authenticated
         self.requests, self.data = parser.feed(self.data), b""
         return False
+
+    def drop_refused(self) -> ProtocolError | None:
+        """Drop the input of a client without a login if it may not send its next request; return the error, or None."""
+        error = unauthenticated_error(self.requests[0]) if self.requests else None
+        if error is not None:
+            self.clear()
+        return error
 
     def set_reading(self, is_reading: bool) -> None:
         """Read the socket, or read it no more for now."""

@@ -166,7 +166,8 @@ class BatchedPipeline:
                 self._reply_error(session, request, batch, index, error)
             end_caching(session, self._table, request)
             must_wait = batch.is_last or (backend.orders_by_protocol and session.protocol != protocol)
-            is_over = must_wait or session.is_closing or pause.delays_all or perf_counter_ns() >= ends_ns
+            must_wait |= session.is_closing or not session.is_authenticated or pause.delays_all
+            is_over = must_wait or perf_counter_ns() >= ends_ns
             if later is not None or is_over:
                 break
         session.calls += answered

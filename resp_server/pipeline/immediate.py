@@ -254,7 +254,8 @@ class ImmediatePipeline:
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
-        return None, session.is_closing or self._server.observation.pause.delays_all or perf_counter_ns() >= ends_ns
+        is_over = session.is_closing or not session.is_authenticated or self._server.observation.pause.delays_all
+        return None, is_over or perf_counter_ns() >= ends_ns
 
     def _delayed(self, session: Session, request: Request) -> Retry | None:
         return delayed_by_pause(self._server, session, request, lambda each: may_replicate(self._table, each))

@@ -352,6 +352,18 @@ def _request_of(arguments: list[bytes], size_bytes: int) -> Request:
     return LongRequest(arguments, size_bytes) if is_long else arguments
 
 
+def unauthenticated_error(request: Request) -> ProtocolError | None:
+    """Return the error of a request that a client without a login may not send; None: it may.
+
+    The parser raises it for such a client. A request is parsed before that if the client logs out in the same buffer.
+    """
+    if len(request) > UNAUTHENTICATED_COUNT_MAX:
+        return ProtocolError("unauthenticated multibulk length")
+    if max(map(len, request)) > UNAUTHENTICATED_BULK_BYTES_MAX:
+        return ProtocolError("unauthenticated bulk length")
+    return None
+
+
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     """Parse the requests at a buffer's front that have the same number of arguments; return them and the rest.
 

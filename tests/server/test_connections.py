@@ -146,6 +146,25 @@ def test_without_a_password_long_requests_are_refused(serve: Callable[..., Any])
     assert long.read_all() == noauth + b"-ERR Protocol error: unauthenticated bulk length\r\n"
 
 
+@pytest.mark.parametrize("before", [b"", b"MULTI\r\n"], ids=["plain", "in MULTI"])
+def test_requests_behind_a_reset_in_one_buffer_are_those_of_a_client_without_a_login(
+    serve: Callable[..., Any], before: bytes
+) -> None:
+    server = serve(password="secret")
+    refused = b"-NOAUTH Authentication required.\r\n"
+    cases = [
+        (b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11, b"unauthenticated multibulk length"),
+        (get(b"a" * 16_385), b"unauthenticated bulk length"),
+    ]
+    for request, error in cases:
+        peer = server.connect()
+        peer.send(b"AUTH secret\r\n" + before + b"RESET\r\n" + get(b"job:temp:1") + request + PING)
+        expected = (
+            b"+OK\r\n" * (2 if before else 1) + b"+RESET\r\n" + refused + b"-ERR Protocol error: " + error + b"\r\n"
+        )
+        assert peer.read_all() == expected
+
+
 def test_a_broken_request_is_answered_after_those_before_it_and_closed(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(PING + b"*1\r\n+PING\r\n" + PING)
