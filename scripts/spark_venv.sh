@@ -1,6 +1,7 @@
 #!/bin/sh
 # Make the virtual environment $1/spark-$2 if it is missing: PySpark $2, this checkout, and what the tests of `make test-versions`
-# and `scripts/golden_checkpoints.py` need. It prints the environment's Python. $2 may name the Python, too: 4.3.0-python3.13
+# and `scripts/golden_checkpoints.py` need. It prints the environment's Python; the exit code is 3 if the machine has none for
+# this Spark. $2 may name the Python, too: 4.3.0-python3.13
 #
 # Packages beside Spark are the locked ones. Spark 3.5 gets those of its clusters: Databricks Runtime 15.4 has Python 3.11,
 # pandas 1.5, pyarrow 14 and numpy 1.23. PySpark 3.5 does not run on Python 3.12 (it imports distutils).
@@ -23,7 +24,7 @@ if [ ! -e "$target/.ready" ]; then
     done
     if [ "$base" = none ]; then
         echo "spark $version: no Python found of: $bases (3.11 to 3.$newest); install one, such as python3.11 and python3.11-venv" >&2
-        exit 1
+        exit 3
     fi
     echo "spark $version: making $target with $("$base" --version) (some minutes; Spark alone is 450 MB)" >&2
     [ -x "$python" ] || "$base" -m venv --without-pip "$target"

@@ -54,11 +54,11 @@ def _write_pages(
 
 def _is_built(client: Client) -> bool:
     """Build a client's program, and print why if that is not possible."""
-    if client.missing:
-        print(f"{client.name}: skipped, as there is no {', '.join(client.missing)} on the PATH", flush=True)
-        return False
     try:
-        install(client.debian)
+        install(client)
+        if client.missing:
+            print(f"{client.name}: skipped, as there is no {', '.join(client.missing)} on the PATH", flush=True)
+            return False
         build(client.folder, client.part)
     except BuildError as error:
         print(f"{client.name}: {error}", flush=True)

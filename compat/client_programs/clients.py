@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ MAVEN_PACKAGES = ROOT / "build" / "maven"
 
 BUILD_S_MAX = 1_800.0
 LOG_CHARS_MAX = 4_000
+# Debian's packages of commands that programs need. Its Go and Rust may be too old, so they are not installed.
+PACKAGES = {"cc": "gcc", "javac": "default-jdk-headless", "make": "make"}
 
 
 class BuildError(Exception):
@@ -39,7 +42,7 @@ class Client:
         command: The program and its arguments; `{built}` is the folder of what is built, `{folder}` that of the source.
         places: The names of the places where the program runs.
         version: The file that names the client's version, and the text before it: `go.mod go-redis/v9`.
-        needs: Commands that must be on the PATH; the program is skipped without them.
+        needs: Commands that must be on the PATH: those of `PACKAGES` are installed, without others it is skipped.
         debian: Debian's packages that are installed where they are missing.
         part: What is built of the folder, so that a client does not wait for others': a Maven module, a Go
             package, a program of Cargo.
@@ -92,9 +95,18 @@ def clients() -> Iterator[Client]:
                 raise ValueError(f"{path}: {row.get('name')}: {error}") from None
 
 
-def install(packages: Sequence[str]) -> None:
-    """Install Debian's packages that are missing."""
-    for package in packages:
+def install(client: Client) -> None:
+    """Install Debian's packages that a client needs and that are missing; BuildError if that is not possible.
+
+    A language that cannot be installed is no error: its clients are skipped.
+    """
+    for missing in client.missing:
+        if missing in PACKAGES:
+            with suppress(BuildError):
+                _run(["sh", "scripts/program.sh", missing, PACKAGES[missing]], ROOT)
+    if client.missing:
+        return
+    for package in client.debian:
         command = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
         if subprocess.run(command, capture_output=True, text=True).stdout != "installed":
             _run(["sh", "scripts/program.sh", package, package], ROOT)
@@ -121,7 +133,9 @@ def _build(source: Path, part: str, built: Path) -> None:
             "-DoutputDirectory=${project.build.directory}/lib",
         ]
         goals = ("compile", "dependency:copy-dependencies")
-        _run(["mvn", "--batch-mode", "--quiet", "--projects", part, *given, *goals], source)
+        # The JDK of the tests' Spark may have no compiler.
+        java = Path(shutil.which("javac") or "javac").resolve().parents[1]
+        _run(["mvn", "--batch-mode", "--quiet", "--projects", part, *given, *goals], source, JAVA_HOME=str(java))
     if (source / "go.mod").exists():
         _run(["go", "build", "-o", f"{built}/", f"./{part}"], source)
     if (source / "Cargo.toml").exists():
@@ -137,8 +151,8 @@ def _build(source: Path, part: str, built: Path) -> None:
         _run(["make", f"BUILT={built}"], source)
 
 
-def _run(command: Sequence[str], folder: Path) -> None:
-    environment = {**os.environ, "CLICOLOR": "0"}
+def _run(command: Sequence[str], folder: Path, **variables: str) -> None:
+    environment = {**os.environ, "CLICOLOR": "0", **variables}
     done = subprocess.run(
         command,
         cwd=folder,
