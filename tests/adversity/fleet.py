@@ -53,7 +53,7 @@ class Process:
             self.port = json.loads(line)["port"]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def kill(self) -> None:
@@ -201,14 +201,16 @@ class Fleet:
     def wait_for(self, **expected: str) -> None:
         """Wait until servers have these slots: `_0="0-8191"`, or "replica"."""
 
-        def shown() -> dict[str, str]:
+        def topology_versions() -> dict[str, str]:
             return {
                 f"_{number}": slots if role == "master" else role
                 for number, (role, slots, health) in self.nodes().items()
                 if health == "online"
             }
 
-        eventually(lambda: (shown(), self.nodes()), lambda found: found[0] == expected, f"{expected} is waited for")
+        eventually(
+            lambda: (topology_versions(), self.nodes()), lambda found: found[0] == expected, f"{expected} is waited for"
+        )
 
     def wait_until_all_show_it(self) -> None:
         """Wait until every server has the newest topology, and stores exactly its slots."""

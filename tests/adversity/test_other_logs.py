@@ -46,14 +46,14 @@ def test_a_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, 
     fleet.wait_for(_0="0-16383")
     reader = fleet.read()
     wrong = fleet.server(1, "--registry", fleet.record().address, log=other_log(fleet, kind))
-    eventually(lambda: REFUSED in wrong.said, awaited="it is refused")
+    eventually(lambda: REFUSED in wrong.output, awaited="it is refused")
     since = fleet.epoch
     eventually(lambda: fleet.epoch > since + 15, awaited="the job goes on")
     assert {number: slots for number, (_, slots, _) in fleet.nodes().items()} == {0: "0-16383"}
     # It may know the topology from the time before it was found out.
     with redis.Redis(port=wrong.port) as client, pytest.raises((redis.BusyLoadingError, MovedError)):
         client.get(KEYS[0])
-    assert wrong.said.count(REFUSED) == 1
+    assert wrong.output.count(REFUSED) == 1
     fleet.wait_for_all_keys()
     reader.stop()
 
@@ -69,7 +69,7 @@ def test_a_member_whose_log_is_replaced_answers_nothing_until_it_has_the_right_o
     leftover = other_log(fleet, "leftover")
     mounted.unlink()
     mounted.symlink_to(leftover)
-    eventually(lambda: REFUSED in second.said, awaited="it is refused")
+    eventually(lambda: REFUSED in second.output, awaited="it is refused")
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
     mounted.unlink()

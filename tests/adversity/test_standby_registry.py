@@ -26,7 +26,7 @@ def test_standby_takes_over_from_a_killed_registry_and_steps_back_when_it_is_res
     fleet.wait_for_all_keys()
 
     fleet.registry()
-    eventually(lambda: standing.said.count("standing by") == 2, awaited="it does not step back")
+    eventually(lambda: standing.output.count("standing by") == 2, awaited="it does not step back")
     assert fleet.record().term == 3
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
@@ -43,9 +43,11 @@ def test_standby_ends_if_the_registry_of_its_record_has_another_log(fleet: Fleet
     standing = fleet.registry("--standby", log=leftover)
     assert standing.popen.wait(WAIT_S_MAX) == 1
     address = fleet.record().address
-    assert f"the registry at {address}, which {leftover}/registry.json names, has the log {fleet.log}" in standing.said
-    assert f"this standby's log {leftover} has " in standing.said
-    assert "Traceback" not in standing.said
+    assert (
+        f"the registry at {address}, which {leftover}/registry.json names, has the log {fleet.log}" in standing.output
+    )
+    assert f"this standby's log {leftover} has " in standing.output
+    assert "Traceback" not in standing.output
     assert fleet.record().term == 1
 
 
@@ -59,4 +61,4 @@ def test_standby_waits_while_the_registry_answers(fleet: Fleet) -> None:
     began = fleet.epoch
     eventually(lambda: fleet.epoch > began + 30, awaited="the job stands still")
     assert fleet.record().term == 1
-    assert "started registry" not in standing.said
+    assert "started registry" not in standing.output

@@ -179,7 +179,7 @@ def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(f
     try:
         epoch = fleet.epoch
         eventually(
-            lambda: all("; still serving clients" in each.said for each in fleet.servers), awaited="servers notice"
+            lambda: all("; still serving clients" in each.output for each in fleet.servers), awaited="servers notice"
         )
         eventually(lambda: fleet.epoch > epoch + 5, awaited="epochs go on")
     finally:
@@ -187,7 +187,7 @@ def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(f
     fleet.wait_for_all_keys()
     fleet.wait_until_all_show_it()
     fleet.wait_for(_0="0-8191", _1="8192-16383")
-    assert "desired slots: 0-16383" not in fleet.servers[1].said
+    assert "desired slots: 0-16383" not in fleet.servers[1].output
     reader.stop()
     assert not reader.failures
 
@@ -200,7 +200,7 @@ def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
     reader = fleet.read()
     fleet.registry()
     assert older.popen.wait(30) == FENCED_CODE
-    assert "has taken over with term 2; this one has 1" in older.said
+    assert "has taken over with term 2; this one has 1" in older.output
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
     fleet.wait_until_all_show_it()

@@ -88,7 +88,7 @@ def test_limits_before_the_password_are_the_same(locked_pair: Pair, data: bytes)
     locked_pair.check_bytes(data + b"PING\r\n")
 
 
-def test_limits_end_with_the_password_however_it_arrives(locked_pair: Pair) -> None:
+def test_client_limits_end_with_the_password(locked_pair: Pair) -> None:
     data = requests([[b"AUTH", PASSWORD], [b"EXISTS", *[b"plain"] * 12], [b"RESET"], [b"PING"]])
     whole = locked_pair.check_bytes(data)
     for cut in range(1, len(data), 3):

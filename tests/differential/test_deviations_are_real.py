@@ -12,7 +12,7 @@ LONG_PATTERN = b"<a pattern of 5000 bytes>"
 
 
 @pytest.mark.parametrize("answer", Deviations.load().reply_deviations, ids=lambda answer: " ".join(answer.request))
-def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answer: ReplyDeviation) -> None:
+def test_listed_deviation_is_real(pair: Pair, locked_pair: Pair, answer: ReplyDeviation) -> None:
     chosen = locked_pair if answer.is_password_set else pair
     words = [b"x" * 5000 if word.encode() == LONG_PATTERN else word.encode() for word in answer.request]
     (theirs,), (ours,) = chosen.replies_to([words])
@@ -22,7 +22,7 @@ def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answe
 
 
 @pytest.mark.parametrize("answer", Deviations.load().bytes_deviations, ids=lambda answer: repr(answer.data))
-def test_listed_bytes_are_answered_as_it_says(pair: Pair, locked_pair: Pair, answer: BytesDeviation) -> None:
+def test_listed_deviation_of_bytes_is_real(pair: Pair, locked_pair: Pair, answer: BytesDeviation) -> None:
     chosen = locked_pair if answer.is_password_set else pair
     theirs, ours = (exchange(server.port, answer.data.encode()) for server in (chosen.redis, chosen.sparkis))
     assert (theirs, ours) == (answer.redis.encode(), answer.sparkis.encode())

@@ -96,7 +96,7 @@ def test_wait_at_a_replica_is_an_error(replica_pair: Pair) -> None:
     replica_pair.check_line("WAIT 0 0")
 
 
-def test_commands_that_are_not_served_are_listed_and_say_so(pair: Pair, deviations: Deviations) -> None:
+def test_unserved_commands_are_listed_and_refused(pair: Pair, deviations: Deviations) -> None:
     commands = [each for one in command_table() for each in (one, *one.subcommands.values())]
     candidates = [
         each.name

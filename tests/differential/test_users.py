@@ -116,7 +116,7 @@ def denied(reply: Reply) -> tuple[str, bytes] | bytes:
     return (match[2].decode(), match[1]) if match else bytes(reply.value)
 
 
-def shown(reply: Reply) -> dict[bytes, Any]:
+def rights_of(reply: Reply) -> dict[bytes, Any]:
     """Return GETUSER's fields by their names."""
     flat = reply.plain
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -140,11 +140,11 @@ def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
         theirs, ours = both.call(b"ACL", b"SETUSER", USER, *given_rules)
         assert ours.raw == theirs.raw
     theirs, ours = both.call(b"ACL", b"GETUSER", USER)
-    assert without_commands(shown(ours)) == without_commands(shown(theirs))
+    assert without_commands(rights_of(ours)) == without_commands(rights_of(theirs))
     line = next(each for each in both.sparkis.call("ACL", "LIST").plain if each.split()[1] == USER)
     both.redis.call("ACL", "SETUSER", COPY, "reset")
     assert both.redis.call("ACL", "SETUSER", COPY, *line.split(b" ")[2:]).value == b"OK", line
-    assert shown(both.redis.call("ACL", "GETUSER", COPY)) == shown(theirs), line
+    assert rights_of(both.redis.call("ACL", "GETUSER", COPY)) == rights_of(theirs), line
     for request, key, other in asked:
         named = {b"K": key, b"K2": other, b"C": key, b"C2": other}
         words = [named.get(word, word) for word in request]
@@ -191,8 +191,8 @@ def test_passwords_are_as_long_as_those_of_a_real_server(both: Both, bits: int) 
 
 def test_a_default_user_is_shown_as_a_real_servers(both: Both) -> None:
     theirs, ours = both.call(b"ACL", b"GETUSER", DEFAULT_USER)
-    assert shown(ours)[b"flags"] == [b"nopass", b"on", b"sanitize-payload"]  # the last one since 7.2
-    assert shown(ours) | {b"flags": []} == shown(theirs) | {b"flags": []}
+    assert rights_of(ours)[b"flags"] == [b"nopass", b"on", b"sanitize-payload"]  # the last one since 7.2
+    assert rights_of(ours) | {b"flags": []} == rights_of(theirs) | {b"flags": []}
 
 
 DENIED = [

@@ -105,7 +105,7 @@ def _cut_registry(world: World) -> End:
     name = _registry(world)
     before = world.record.address()
     world.network.isolate(world.network.hosts[name])
-    eventually(lambda: world.record.address() != before, awaited=world.said)
+    eventually(lambda: world.record.address() != before, awaited=world.output)
 
     def heal() -> None:
         world.network.heal()
@@ -222,7 +222,7 @@ def _cut_store(world: World) -> End:
 
 def _cut_store_until_commit_fails(world: World) -> End:
     _cut_store(world)
-    eventually(lambda: world.running["driver"].popen.poll() is not None, awaited=world.said)
+    eventually(lambda: world.running["driver"].popen.poll() is not None, awaited=world.output)
 
     def heal() -> None:
         world.network.heal()

@@ -76,10 +76,10 @@ class HostProcess:
             if line.startswith(b"{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
-        raise AssertionError(f"ended with {self.popen.wait()}: {self.said[-2000:]}")
+        raise AssertionError(f"ended with {self.popen.wait()}: {self.output[-2000:]}")
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Its standard error so far."""
         return self.log.read_text(errors="replace")
 

@@ -98,7 +98,7 @@ class Scene:
         if not fault.stops_writer:
             wait_for_epochs(self.world, self.extent.epochs)
         reads = self.readers.reads + self.extent.reads
-        eventually(lambda: self.readers.reads >= reads, awaited=self.said)
+        eventually(lambda: self.readers.reads >= reads, awaited=self.output)
         end()
         self.recover()
         window = self.readers.begin()
@@ -115,14 +115,14 @@ class Scene:
             assert newest <= self.world.record.committed(), "an epoch is read that is not committed"
             return self.readers.is_at(after)
 
-        eventually(is_well, awaited=self.said, interval_s=self.world.poll_s)
+        eventually(is_well, awaited=self.output, interval_s=self.world.poll_s)
         reads = self.upstream.reads
-        eventually(lambda: self.upstream.reads > reads, awaited=self.said)
+        eventually(lambda: self.upstream.reads > reads, awaited=self.output)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return what the programs and the readers say."""
         errors = self.readers.begin().errors.most_common(5)
-        return f"{self.world.said()}\n{errors}\n{self.upstream.errors.most_common(5)}"
+        return f"{self.world.output()}\n{errors}\n{self.upstream.errors.most_common(5)}"
 
     def stop(self) -> None:
         """Stop the readers."""

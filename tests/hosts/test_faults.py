@@ -19,7 +19,7 @@ __all__ = ["FAULTS"]
 
 def test_no_reply_is_wrong_while_a_fault_lasts_and_all_keys_are_current_after_it(scene: Scene, fault: Fault) -> None:
     window = scene.run(fault)
-    assert not window.wrong, (window.wrong, scene.said())
+    assert not window.wrong, (window.wrong, scene.output())
     assert not scene.upstream.wrongs, scene.upstream.wrongs[:3]
     assert window.reads
 

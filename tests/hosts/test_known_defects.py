@@ -65,7 +65,7 @@ def test_a_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log
         world.host(foreign).mount(world.log, shared=other)
         registry = world.network.hosts["registry"].address
         world.start_server(FOREIGN, "--registry", f"{registry}:{REGISTRY_PORT}")
-        eventually(lambda: "refuses this server" in world.running[foreign].said, awaited=world.said)
+        eventually(lambda: "refuses this server" in world.running[foreign].output, awaited=world.output)
         newest = world.tell_writer("one")["epoch"]
         wait_for_epoch(client, newest)
         assert {epoch_of(client.get(name), name) for name in NAMES} == {newest}
@@ -85,7 +85,7 @@ def test_stale_keys_of_two_shards_are_read_when_the_storage_is_away_and_they_sto
         world.lose_log(behind)
         after = world.tell_writer("one")["epoch"]
         # This client has seen the newer epoch, which one shard has alone.
-        eventually(lambda: epoch_of(other.get(HIGH), HIGH), lambda epoch: epoch == after, world.said)
+        eventually(lambda: epoch_of(other.get(HIGH), HIGH), lambda epoch: epoch == after, world.output)
         world.lose_log(*{*names} - {behind})
         for each in (other, client):
             wait_for_epoch(each, before)
@@ -146,7 +146,7 @@ def test_a_proxy_that_knows_only_a_registry_comes_back_after_a_half_open_connect
             world.network.hosts[name].stop()
         for number in (2, 3):
             world.start_server(number)
-        eventually(lambda: {*world.masters()} == {"server2", "server3"}, awaited=world.said)
+        eventually(lambda: {*world.masters()} == {"server2", "server3"}, awaited=world.output)
         newest = world.tell_writer("one")["epoch"]
         world.network.heal()
         wait_for_epoch(client, newest)

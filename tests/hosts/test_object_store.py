@@ -13,6 +13,6 @@ def test_no_reply_is_wrong_while_the_logs_store_is_away_and_all_keys_are_current
     scene: Scene, fault: Fault
 ) -> None:
     window = scene.run(fault)
-    assert not window.wrong, (window.wrong, scene.said())
+    assert not window.wrong, (window.wrong, scene.output())
     assert not scene.upstream.wrongs, scene.upstream.wrongs[:3]
     assert window.reads

@@ -40,9 +40,9 @@ class Pod:
         self._process = host.start([str(SPARKIS), *words], log=output, environment=child_environment() | variables)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What its process has said."""
-        return f"{self.host.name}: {self._process.said}"
+        return f"{self.host.name}: {self._process.output}"
 
     def passes(self, probe: str) -> bool:
         """Return whether a probe of its container succeeds now."""
@@ -88,9 +88,9 @@ class Pods:
         self.running[name] = made
         return made
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What all pods have said."""
-        return "\n".join(each.said[-1500:] for each in self.running.values())
+        return "\n".join(each.output[-1500:] for each in self.running.values())
 
 
 def test_pods_of_a_cluster_start_in_any_order_and_a_state_server_is_a_replica_at_a_new_address(tmp_path: Path) -> None:
@@ -98,19 +98,19 @@ def test_pods_of_a_cluster_start_in_any_order_and_a_state_server_is_a_replica_at
         pods = Pods(network, tmp_path)
         write_log(pods.log, "job", [value_state("s")], [put_value("s", KEY.encode(), VALUE)])
         servers = pods.start("sparkis-state-server")
-        eventually(lambda: all(each.passes("livenessProbe") for each in servers), awaited=pods.said)
+        eventually(lambda: all(each.passes("livenessProbe") for each in servers), awaited=pods.output)
         assert not any(each.passes("readinessProbe") for each in servers)
         pods.start("sparkis-registry")
         others = [*pods.start("sparkis-registry-standby"), *pods.start("sparkis-proxy")]
         proxy = redis.Redis(others[-1].host.address, password=SECRET, port=7379, retry=None)  # type: ignore[arg-type]
-        eventually(lambda: all(each.passes("readinessProbe") for each in pods.running.values()), awaited=pods.said)
+        eventually(lambda: all(each.passes("readinessProbe") for each in pods.running.values()), awaited=pods.output)
         assert proxy.get(KEY) == VALUE
         record = ClusterRecord(pods.log)
         old = servers[-1].host
         old.stop()
-        eventually(lambda: record.online() == len(servers) - 1, awaited=pods.said)
+        eventually(lambda: record.online() == len(servers) - 1, awaited=pods.output)
         moved = pods.start_one("sparkis-state-server", "moved", store_of=old.name)
-        eventually(lambda: moved.passes("readinessProbe") and record.online() == len(servers), awaited=pods.said)
+        eventually(lambda: moved.passes("readinessProbe") and record.online() == len(servers), awaited=pods.output)
         (node,) = (node for node in record.topology()["nodes"] if node["host"] == moved.host.address)
         assert node["replica_of"]
         assert proxy.get(KEY) == VALUE

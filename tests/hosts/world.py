@@ -190,7 +190,7 @@ class World:
         self.running["driver"].read_json()
 
     def _wait_for_line(self, process: HostProcess, pattern: str) -> None:
-        eventually(lambda: re.search(pattern, process.said), awaited=pattern, processes=[process.popen])
+        eventually(lambda: re.search(pattern, process.output), awaited=pattern, processes=[process.popen])
 
     def start_any_writer(self) -> None:
         """Start the Spark job, if this world has one, else the writer without Spark; it writes."""
@@ -201,7 +201,7 @@ class World:
         if "spark" not in self.network.hosts:
             self.start_spark()
         self.start_driver()
-        eventually(lambda: self.record.committed() >= 0, awaited=self.said)
+        eventually(lambda: self.record.committed() >= 0, awaited=self.output)
 
     def _start(
         self, name: str, module: str, given: Sequence[str], *, is_open: bool = False, is_awaited: bool = True
@@ -247,12 +247,12 @@ class World:
                 return self.record.online() == self.servers and self._are_shards_whole()
             return False
 
-        eventually(is_complete, awaited=self.said, interval_s=self.poll_s)
+        eventually(is_complete, awaited=self.output, interval_s=self.poll_s)
 
     def _are_shards_whole(self) -> bool:
         return len(self.record.owners()) == max(1, self.servers // (self._replicas + 1))
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the last lines of each program, and where the log stands."""
         texts = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.txt")]
         with suppress(Exception):
@@ -263,4 +263,4 @@ class World:
 def wait_for_epochs(world: World, count: int) -> None:
     """Wait until more epochs are committed."""
     before = world.record.committed()
-    eventually(lambda: world.record.committed() >= before + count, awaited=world.said, interval_s=world.poll_s)
+    eventually(lambda: world.record.committed() >= before + count, awaited=world.output, interval_s=world.poll_s)

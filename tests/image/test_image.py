@@ -53,7 +53,7 @@ def test_container_serves_a_log_is_healthy_and_ends_at_sigterm(tmp_path: Path) -
         assert "ended" in started.podman("logs", NAME)
 
 
-def test_image_is_as_small_as_the_page_says() -> None:
+def test_image_size_is_that_of_the_page() -> None:
     whole, added = _megabytes(ROOT), _megabytes(ROOT / "opt" / "sparkis")
     assert (whole < IMAGE_MB_MAX, added < ADDED_MB_MAX) == (True, True), (
         f"{whole:.0f} MB, of which {added:.0f} MB added"

@@ -91,9 +91,7 @@ def truth(kafka: Broker, topic: str) -> Facts:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_each_message_counts_once_however_often_the_driver_is_killed(
-    provider: str, kafka: Broker, tmp_path: Path
-) -> None:
+def test_driver_kills_count_each_message_once(provider: str, kafka: Broker, tmp_path: Path) -> None:
     topic, random = f"killed-{provider}", Random(2)
     kafka.create(topic, PARTITIONS)
     orders = Orders(kafka.address, topic, str(tmp_path / "log"), str(tmp_path / "checkpoints"), provider)

@@ -28,7 +28,7 @@ SHUFFLE_PARTITIONS = 2
 BATCH_S = 2
 
 
-def shown(client: redis.Redis) -> Facts:
+def read_facts(client: redis.Redis) -> Facts:
     """Return what one epoch has."""
     with client.pipeline(transaction=True) as pipe:
         for number in range(KEYS):
@@ -51,7 +51,7 @@ class Reading:
     def _run(self) -> None:
         with redis.Redis(port=self._port) as client:
             while not self._is_over.wait(READ_PAUSE_S):
-                found = shown(client)
+                found = read_facts(client)
                 if not self.seen or self.seen[-1] != found:
                     self.seen.append(found)
 
@@ -61,9 +61,7 @@ class Reading:
         self._thread.join()
 
 
-def test_readers_see_whole_batches_however_often_the_query_and_its_attachment_are_killed(
-    kafka: Broker, tmp_path: Path
-) -> None:
+def test_readers_see_whole_batches_despite_kills_of_query_and_attachment(kafka: Broker, tmp_path: Path) -> None:
     topic, random = "real-time", Random(3)
     kafka.create(topic, PARTITIONS)
     kafka.create(f"{topic}-results", PARTITIONS)
@@ -82,7 +80,7 @@ def test_readers_see_whole_batches_however_often_the_query_and_its_attachment_ar
             eventually(lambda: running[0].wait_for("ready") and committed.exists(), bool, processes=[running[0].popen])
             running.append(Process(attach))
             for round_ in range(2 * ROUNDS):
-                eventually(lambda: shown(client), shown(client).__ne__, awaited="another batch")
+                eventually(lambda: read_facts(client), read_facts(client).__ne__, awaited="another batch")
                 sleep(random.random() * BATCH_S)
                 killed = round_ % 2
                 running[killed].kill()
@@ -90,7 +88,7 @@ def test_readers_see_whole_batches_however_often_the_query_and_its_attachment_ar
             running[0].wait_for("ready")
             producing.stop()
             truth = Truth(kafka, topic, checkpoints / ATTACHED)
-            eventually(lambda: shown(client), truth.of_topic().__eq__, awaited="the whole topic")
+            eventually(lambda: read_facts(client), truth.of_topic().__eq__, awaited="the whole topic")
         finally:
             producing.stop()
             reading.stop()

@@ -48,7 +48,7 @@ def lags(client: redis.Redis) -> Mapping[str, dict[str, Any]]:
     return {row["job"]: row for row in client.execute_command("STATE LAG")}
 
 
-def shown(client: redis.Redis, job: str) -> tuple[int | None, dict[str, int]]:
+def lag_and_offsets(client: redis.Redis, job: str) -> tuple[int | None, dict[str, int]]:
     """Return a job's lag, and that of each partition."""
     row = lags(client)[job]
     partitions = dict(zip(row["source_partitions"], row["source_partition_lags"], strict=True))
@@ -63,7 +63,7 @@ def behind(kafka: Broker, topic: str, query: StreamingQuery) -> tuple[int, dict[
 
 
 @pytest.mark.parametrize(("kind", "is_named"), [("sink", False), ("sink", True), ("attached", False)])
-def test_lag_is_what_a_consumer_finds_also_after_partitions_were_added(
+def test_lag_equals_that_of_a_consumer_also_after_partitions_were_added(
     kind: str, is_named: bool, spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
 ) -> None:
     topic = f"lag-{kind}-{is_named}".lower()
@@ -78,16 +78,18 @@ def test_lag_is_what_a_consumer_finds_also_after_partitions_were_added(
     with redis.Redis.from_url(url, decode_responses=True, protocol=3) as client:
         wait_until_read(query, kafka, topic)
         eventually(lambda: topic in lags(client), awaited="the job")
-        eventually(lambda: shown(client, topic), lambda found: found == (0, {f"{topic}/0": 0, f"{topic}/1": 0}))
+        eventually(
+            lambda: lag_and_offsets(client, topic), lambda found: found == (0, {f"{topic}/0": 0, f"{topic}/1": 0})
+        )
         kafka.write(topic, [Message(b"v", b"%d" % number) for number in range(20)])
         kafka.add_partitions(topic, 4)
         kafka.write(topic, [Message(b"v", b"%d" % number, number % 4) for number in range(40)])
         expected = behind(kafka, topic, query)
         assert expected[0] == 60 and len(expected[1]) == 4 and min(expected[1].values()) > 0
-        eventually(lambda: shown(client, topic), lambda found: found == expected)
+        eventually(lambda: lag_and_offsets(client, topic), lambda found: found == expected)
         kafka.write(topic, [Message(b"v", b"%d" % number) for number in range(HELD_BACK)])
         wait_until_read(query, kafka, topic)
-        eventually(lambda: shown(client, topic), lambda found: found == (0, dict.fromkeys(expected[1], 0)))
+        eventually(lambda: lag_and_offsets(client, topic), lambda found: found == (0, dict.fromkeys(expected[1], 0)))
 
 
 def test_time_of_the_lag_goes_on_while_a_query_waits_for_more_messages(
@@ -114,6 +116,6 @@ def test_other_sources_have_no_lag_and_hide_none(spark: SparkSession, kafka: Bro
     start_sink(rates, tmp_path, "lag-rates")
     with redis.Redis.from_url(url, decode_responses=True, protocol=3) as client:
         eventually(lambda: len(lags(client)) == 2, awaited="both jobs")
-        eventually(lambda: shown(client, "lag-mixed"), lambda found: found == (0, {"lag-mixed/0": 0}))
+        eventually(lambda: lag_and_offsets(client, "lag-mixed"), lambda found: found == (0, {"lag-mixed/0": 0}))
         eventually(lambda: lags(client)["lag-rates"]["applied"], lambda epoch: epoch > 0)
-        assert shown(client, "lag-rates") == (None, {})
+        assert lag_and_offsets(client, "lag-rates") == (None, {})

@@ -18,7 +18,15 @@ from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from tests.golden_checkpoints import NEWEST, unpack
 from tests.object_store.logs import methods
-from tests.unit.state_backend.attach.following import WAIT_S, coalesced, epochs, following, generations, in_spark, shown
+from tests.unit.state_backend.attach.following import (
+    WAIT_S,
+    coalesced,
+    epochs,
+    following,
+    generations,
+    in_spark,
+    values_in_log,
+)
 
 PARTITIONS = 2
 
@@ -79,7 +87,7 @@ def test_a_checkpoint_in_a_bucket_is_followed(make: Callable[[str], Bucket], job
             assert attached.wait(batch, WAIT_S)
     assert epochs(log) == [0, 1, 2, 3, 4]
     expected = in_spark(bucket.local, 4)
-    assert shown(log).keys() == expected.keys()
+    assert values_in_log(log).keys() == expected.keys()
 
 
 @pytest.mark.s3
@@ -119,7 +127,7 @@ def test_lost_answers_are_asked_again(
             proxy.heal()
             assert attached.wait(batch, WAIT_S)
     assert (epochs(log), generations(log)) == ([0, 1, 2, 3], 1)
-    assert shown(log) == in_spark(bucket.local, 3)
+    assert values_in_log(log) == in_spark(bucket.local, 3)
 
 
 def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str], Bucket], tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str],
         bucket.plan_later(3)
         bucket.commit(3)
         eventually(lambda: (epochs(log), generations(log)), lambda found: found == ([3], 3))
-    assert shown(log) == in_spark(bucket.local, 3)
+    assert values_in_log(log) == in_spark(bucket.local, 3)
 
 
 @pytest.mark.s3

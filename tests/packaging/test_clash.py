@@ -63,7 +63,9 @@ def test_a_distribution_that_overwrote_a_package_is_named(stranger: Path, instal
     ],
     ids=["command", "program", "worker"],
 )
-def test_commands_programs_and_workers_say_it(stranger: Path, installed: Path, command: tuple[str, ...]) -> None:
+def test_commands_programs_and_workers_name_the_clash(
+    stranger: Path, installed: Path, command: tuple[str, ...]
+) -> None:
     install_other(installed)
     assert "pip uninstall resp-server" in refusal(stranger, installed, command=command)
 

@@ -53,7 +53,7 @@ def test_the_sources_of_the_core_are_in_the_source_distribution_alone(sdist: Pat
 
 
 @pytest.mark.parametrize("package", ["sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui"])
-def test_each_package_says_that_it_is_typed(names: list[str], package: str) -> None:
+def test_each_package_has_py_typed(names: list[str], package: str) -> None:
     assert f"{package}/py.typed" in names
 
 

@@ -151,15 +151,15 @@ def test_page_shows_each_user_its_permitted_keys(site: Site) -> None:
 def test_a_watched_key_has_no_kind_until_it_was_read(site: Site, user: str, key: str, kind: str) -> None:
     client = site.signed_in(user, f"{user}-secret")
 
-    def shown() -> str:
+    def text_of_page() -> str:
         found = re.search(
             r'<p class="hint"><span class="kind [^"]*">([^<]*)</span>', client.get(f"/watch?key={key}").text
         )
         assert found is not None
         return found[1]
 
-    assert shown() == "reading…"  # the page does not wait for the read
-    eventually(shown, lambda found: found == kind, kind)
+    assert text_of_page() == "reading…"  # the page does not wait for the read
+    eventually(text_of_page, lambda found: found == kind, kind)
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])

@@ -109,19 +109,24 @@ def expiry(clock_ms: int, delay: int | None) -> int | None:
 
 
 def value_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(state: str, number: int, op: Op, value: bytes, delay: int | None) -> list[Change]:
+    def changes_of(state: str, number: int, op: Op, value: bytes, delay: int | None) -> list[Change]:
         key = KEYS[state][number]
         return [
             Change(state, op, key, None, value, expiry(clock_ms, delay)) if op is Op.PUT else Change(state, op, key)
         ]
 
     return st.builds(
-        made, st.sampled_from(VALUES), st.integers(0, 7), st.sampled_from((Op.PUT, Op.PUT, Op.DELETE)), TEXTS, DELAYS
+        changes_of,
+        st.sampled_from(VALUES),
+        st.integers(0, 7),
+        st.sampled_from((Op.PUT, Op.PUT, Op.DELETE)),
+        TEXTS,
+        DELAYS,
     )
 
 
 def whole_map_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
+    def changes_of(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
         key = KEYS[state][number]
         if op is not Op.PUT:
             return [Change(state, op, key)]
@@ -129,11 +134,13 @@ def whole_map_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         return [Change(state, op, key, None, packed, expiry(clock_ms, delay))]
 
     ops = st.sampled_from((Op.PUT, Op.PUT, Op.PUT, Op.DELETE, Op.CLEAR))
-    return st.builds(made, st.sampled_from(MAPS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
+    return st.builds(changes_of, st.sampled_from(MAPS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
 
 
 def field_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(state: str, number: int, op: Op, field: bytes, more: int, value: bytes, delay: int | None) -> list[Change]:
+    def changes_of(
+        state: str, number: int, op: Op, field: bytes, more: int, value: bytes, delay: int | None
+    ) -> list[Change]:
         key = KEYS[state][number]
         names = [field, *(b"f%d" % each for each in range(more))]
         if op is not Op.PUT:
@@ -142,11 +149,13 @@ def field_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
 
     more = st.sampled_from((0, 0, 0, 0, 2, packed_map.FIELDS_MAX + 1))
     ops = st.sampled_from((Op.PUT, Op.PUT, Op.DELETE))
-    return st.builds(made, st.sampled_from(MAPS), st.integers(0, 7), ops, st.sampled_from(FIELDS), more, TEXTS, DELAYS)
+    return st.builds(
+        changes_of, st.sampled_from(MAPS), st.integers(0, 7), ops, st.sampled_from(FIELDS), more, TEXTS, DELAYS
+    )
 
 
 def list_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
+    def changes_of(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
         key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
         elements = [value + b"%d" % each for each in range(size)]
         if op is Op.PUT:
@@ -156,11 +165,11 @@ def list_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         return [Change(state, op, key)]
 
     ops = st.sampled_from((Op.APPEND, Op.APPEND, Op.APPEND, Op.PUT, Op.DELETE, Op.CLEAR))
-    return st.builds(made, st.sampled_from(LISTS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
+    return st.builds(changes_of, st.sampled_from(LISTS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
 
 
 def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(
+    def changes_of(
         state: str, number: int, op: Op, field: bytes, more: int, value: int, copies: int, delay: int | None
     ) -> list[Change]:
         key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
@@ -174,7 +183,7 @@ def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         return [Change(state, op, key, None if op is Op.CLEAR else name) for name in names]
 
     return st.builds(
-        made,
+        changes_of,
         st.sampled_from(FOLDED),
         st.integers(0, 7),
         st.sampled_from((Op.FOLD, Op.FOLD, Op.FOLD, Op.PUT, Op.DELETE, Op.CLEAR)),
@@ -187,7 +196,7 @@ def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
 
 
 def ordered_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(
+    def changes_of(
         state: str, number: int, op: Op, field: bytes, more: int, order: int, step: int, value: bytes, delay: int | None
     ) -> list[Change]:
         key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
@@ -202,7 +211,7 @@ def ordered_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         ]
 
     return st.builds(
-        made,
+        changes_of,
         st.sampled_from(SELECTED),
         st.integers(0, 7),
         st.sampled_from((Op.FOLD, Op.FOLD, Op.FOLD, Op.FOLD, Op.DELETE, Op.CLEAR)),
@@ -216,7 +225,7 @@ def ordered_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
 
 
 def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
-    def made(
+    def changes_of(
         state: str,
         number: int,
         op: Op,
@@ -244,7 +253,7 @@ def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
         return [Change(state, op, key, each) for each in members] if op is Op.DELETE else [Change(state, Op.CLEAR, key)]
 
     return st.builds(
-        made,
+        changes_of,
         st.sampled_from(SETS),
         st.integers(0, 7),
         st.sampled_from((Op.PUT, Op.PUT, Op.PUT, Op.PUT, Op.DELETE, Op.DELETE, Op.APPEND, Op.CLEAR)),

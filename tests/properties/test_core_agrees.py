@@ -88,7 +88,7 @@ user_rules = st.sampled_from(
 )
 
 
-async def answered(
+async def replies_of(
     config: ServerConfig,
     chunks: list[bytes],
     is_loading: bool,
@@ -227,7 +227,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(password=password)
     given_all = config, chunks, is_loading and not sent[:2], shown, rules
-    assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+    assert asyncio.run(replies_of(*given_all, True)) == asyncio.run(replies_of(*given_all, False))
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -237,7 +237,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
 @given(st.lists(place_reads, min_size=1, max_size=40), st.sampled_from([b"2", b"3"]))
 def test_places_are_found_and_written_as_without_the_core(sent: list[list[bytes]], protocol: bytes) -> None:
     given_all = ServerConfig(), [requests([[b"HELLO", protocol], *sent])], False, NO_CLUSTER, ()
-    assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+    assert asyncio.run(replies_of(*given_all, True)) == asyncio.run(replies_of(*given_all, False))
 
 
 cachings = st.sampled_from([b"CLIENT CACHING YES", b"client caching no", b"CLIENT ID", b"CLIENT TRACKINGINFO"])
@@ -260,7 +260,7 @@ def test_tracking_client_may_cache_same_keys_as_pure(
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     given_all = ServerConfig(), [data[start:end] for start, end in pairwise(ends)], False, NO_CLUSTER, ()
     with patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600):
-        assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+        assert asyncio.run(replies_of(*given_all, True)) == asyncio.run(replies_of(*given_all, False))
 
 
 clocks = st.sampled_from([NOW_MS, NOW_MS - 3_600_000, NOW_MS + 1_000, NOW_MS + 3_600_000, 1, 0, 1 << 50])
@@ -290,7 +290,7 @@ def test_a_transaction_after_state_at_reads_at_its_clock_as_without_the_core(epo
         chunks.append(requests([request for group in groups for request in at_epoch(epoch, group)]))
     given_all = ServerConfig(), chunks, False, NO_CLUSTER, ()
     with patch("resp_server.serving.epoch_notifier.NOTIFY_SECONDS", 3600):
-        assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+        assert asyncio.run(replies_of(*given_all, True)) == asyncio.run(replies_of(*given_all, False))
 
 
 TRANSACTION = [[b"MULTI"], [b"GET", b"j:v:0"], [b"HLEN", b"j:m:small"], [b"EXEC"]]
@@ -316,7 +316,7 @@ def left_to_general_path(chunks: list[bytes], rules: Sequence[bytes] = ()) -> li
         return answer(self, context, given, out, *rest)
 
     with patch.object(ImmediatePipeline, "answer", answered_by_general_path):
-        asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, rules, True))
+        asyncio.run(replies_of(ServerConfig(), chunks, False, NO_CLUSTER, rules, True))
     return left
 
 
@@ -392,7 +392,7 @@ def test_a_random_key_is_any_of_all() -> None:
 def random_replies(request_line: bytes) -> list[Any]:
     """Return the values of 200 replies of the core."""
     chunk = requests([request_line.split()] * 200)
-    replies, *_ = asyncio.run(answered(ServerConfig(), [chunk], False, NO_CLUSTER, (), True))
+    replies, *_ = asyncio.run(replies_of(ServerConfig(), [chunk], False, NO_CLUSTER, (), True))
     return [
         [each.value for each in reply.value] if isinstance(reply.value, list) else reply.value
         for reply in replies_in(replies)

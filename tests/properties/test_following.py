@@ -29,7 +29,7 @@ from state_backend.checkpoint.compression import LZ4, LZ4_HEADER, LZ4_SEED, LZ4_
 from state_backend.checkpoint.hashes import xxhash32
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import LogError
-from tests.unit.state_backend.attach.following import JOB, epochs, shown
+from tests.unit.state_backend.attach.following import JOB, epochs, values_in_log
 
 PARTITIONS = 2
 KEYS = tuple("abcdef")
@@ -169,7 +169,7 @@ class Following(RuleBasedStateMachine):
             if current is not None and numbers:
                 epoch = job.epoch(current, numbers[-1])
                 assert epoch is not None
-                return epoch.epoch, epoch.clock_ms, shown(self.log)
+                return epoch.epoch, epoch.clock_ms, values_in_log(self.log)
         return None
 
     def write(self, name: str, changes: Changes) -> None:

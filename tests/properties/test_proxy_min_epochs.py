@@ -87,7 +87,7 @@ EPOCHS = st.dictionaries(st.sampled_from(JOBS), st.tuples(st.integers(0, 1), st.
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
-def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: list[tuple[Epochs, ...]]) -> None:
+def test_replies_are_in_order_except_those_marked_behind(replies: list[tuple[Epochs, ...]]) -> None:
     found = indexes_behind(replies)
     newest: dict[str, JobEpoch] = {}
     for number, announced in enumerate(replies):

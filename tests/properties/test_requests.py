@@ -136,7 +136,7 @@ def test_whole_requests_of_one_command_are_all_split_together(inputs: list[bytes
 @example(b'"\\x4', [1])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" * 3 + b"*2\r\n$3\r\nGET\r\n$12\r\n", [])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET\r\n$x\r\nb\r\n", [])
-def test_garbage_gives_the_same_outcome_however_it_is_cut(data: bytes, places: list[int]) -> None:
+def test_garbage_has_the_same_outcome_for_any_chunking(data: bytes, places: list[int]) -> None:
     requests, error = outcome([data])
     for chunks in (cut(data, places), [data[at : at + 1] for at in range(len(data))]):
         others, other_error = outcome(chunks)

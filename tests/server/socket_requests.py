@@ -26,7 +26,7 @@ CHANGES = [
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 
 
-def asked(*words: bytes) -> bytes:
+def packed(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(bulk(word) for word in words)
 
 
@@ -35,10 +35,10 @@ def bulk(text: bytes) -> bytes:
 
 
 def get(number: int) -> bytes:
-    return asked(b"GET", b"job:v:%d" % number)
+    return packed(b"GET", b"job:v:%d" % number)
 
 
-GET_LARGE = asked(b"GET", b"job:v:large")
+GET_LARGE = packed(b"GET", b"job:v:large")
 
 
 def mixture(dice: random.Random, count: int) -> tuple[bytes, bytes]:
@@ -52,25 +52,25 @@ def mixture(dice: random.Random, count: int) -> tuple[bytes, bytes]:
             sent.append(get(number))
             expected.append(bulk(text))
         elif case == 3:
-            sent.append(asked(b"MGET", b"job:v:%d" % number, b"nope"))
+            sent.append(packed(b"MGET", b"job:v:%d" % number, b"nope"))
             expected.append(b"*2\r\n" + bulk(text) + b"$-1\r\n")
         elif case == 4:
-            sent.append(asked(b"HGET", b"job:m:7", b"b"))
+            sent.append(packed(b"HGET", b"job:m:7", b"b"))
             expected.append(bulk(b"7"))
         elif case == 5:  # of the general path
-            sent.append(asked(b"ECHO", text))
+            sent.append(packed(b"ECHO", text))
             expected.append(bulk(text))
         elif case == 6:
             sent.append(b"GET job:v:%d\r\n" % number)
             expected.append(bulk(text))
         elif case == 7:
-            sent.append(asked(b"GET", b"job:m:1"))
+            sent.append(packed(b"GET", b"job:m:1"))
             expected.append(b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n")
         else:
-            sent.append(asked(b"NOPE"))
+            sent.append(packed(b"NOPE"))
             expected.append(b"-ERR unknown command 'NOPE', with args beginning with: \r\n")
     return b"".join(sent), b"".join(expected)
 
 
 # A reply of 50 KiB, and a request of 30 KB.
-PAIR, PAIR_REPLIES = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
+PAIR, PAIR_REPLIES = GET_LARGE + packed(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"

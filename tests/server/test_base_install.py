@@ -97,7 +97,7 @@ def test_a_base_install_serves_a_log(python: Path, tmp_path: Path) -> None:
         assert "uvloop" not in errors.read_text()
 
 
-def test_without_uvloop_a_server_uses_the_loop_of_python_and_says_so_once(tmp_path: Path) -> None:
+def test_server_without_uvloop_uses_asyncio_and_warns_once(tmp_path: Path) -> None:
     python = installed(tmp_path / "environment", base_distributions() - {"uvloop"})
     with served(python, tmp_path, "--workers", "2") as (client, errors):
         assert client.get("job:s:a") == b"1"

@@ -49,7 +49,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         Client("127.0.0.1", port)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_longer_than_allowed() -> None:
+def test_silent_server_is_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = Client("127.0.0.1", silent.getsockname()[1], timeout_s=0.05)
         with client, pytest.raises(ClientError, match="did not reply to PING"):

@@ -33,7 +33,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
         yield servers
 
 
-def test_a_server_says_which_core_it_runs(both: dict[str, Running]) -> None:
+def test_log_names_the_core_that_runs(both: dict[str, Running]) -> None:
     for core, server in both.items():
         with server.connect() as connection:
             assert b"\r\nsparkis_core:%b\r\n" % core.encode() in connection.call("INFO", "server").value

@@ -178,7 +178,7 @@ def test_server_with_two_drivers_ends_with_last_or_with_command(drive: Callable[
     assert "has a server for" in done.stderr
 
 
-def test_a_server_that_cannot_start_says_why_in_the_error(drive: Callable[..., Driver]) -> None:
+def test_failed_start_gives_its_reason_in_the_error(drive: Callable[..., Driver]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         refused = drive(port=port)

@@ -134,7 +134,7 @@ def test_drain_cuts_connections_after_its_time(start: Start, log: Path, tmp_path
     served.command.wait_for("cut the connection of .*: the server stops")
 
 
-def test_in_the_delay_readyz_says_no_and_new_clients_are_served(start: Start, log: Path, tmp_path: Path) -> None:
+def test_readyz_fails_in_shutdown_delay_and_new_clients_are_served(start: Start, log: Path, tmp_path: Path) -> None:
     metrics = free_port()
     served = Served(start, *serving(log, tmp_path, "--metrics", metrics, "--drain-delay", 1000))
     assert _readyz(metrics) == (200, "ok\n")

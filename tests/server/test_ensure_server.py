@@ -166,7 +166,7 @@ def test_process_that_is_no_spark_worker_is_warned_once(executor: Executor, monk
     assert ensure_state_server(None) is None
 
 
-def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_process_without_parent_jvm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
     error = ensure_state_server(PLAN)

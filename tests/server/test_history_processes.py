@@ -28,7 +28,7 @@ from tests.server.histories import readers_of
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> HistoryRequest:
+def history_request(tmp_path: Path) -> HistoryRequest:
     with LogWriter(tmp_path, "job", [StateDescriptor("temp", key="k", value="v")], "query") as writer:
         writer.publish([Change("temp", Op.PUT, b"job:temp:\xff", value=b"1")], clock_ms=1_700_000_000_000)
         generation = writer.generation

@@ -48,7 +48,7 @@ def pair(workers: Running) -> Iterator[list[Connection]]:
         yield made
 
 
-def shown(monitor: Connection, last: bytes) -> list[bytes]:
+def monitor_lines(monitor: Connection, last: bytes) -> list[bytes]:
     """Return the requests that a monitor sees, up to one."""
     found: list[bytes] = []
     while not found or last not in found[-1]:
@@ -62,7 +62,7 @@ def test_a_monitor_sees_the_requests_at_all_workers(pair: list[Connection]) -> N
         other.call("GET", "plain")
         other.call("HELLO", "3", "AUTH", "default", "secret")
         other.call("ECHO", "the end")
-        lines = shown(monitor, b"the end")
+        lines = monitor_lines(monitor, b"the end")
         assert lines == [b'"GET" "plain"', b'"HELLO" "3" "AUTH" "(redacted)" "(redacted)"', b'"ECHO" "the end"']
         monitor.call("RESET")
         other.call("RESET")
@@ -125,7 +125,7 @@ def test_monitor_sees_the_requests_of_a_proxy_to_its_servers(proxy: Running) -> 
         for line in ("GET plain", "MGET plain number", "DBSIZE", "INFO", "MULTI", "GET plain", "EXEC", "WATCH plain"):
             other.call(*line.split())
         other.call("ECHO", "the end")
-        lines = shown(monitor, b"the end")
+        lines = monitor_lines(monitor, b"the end")
         gets = [b'"GET" "plain"', b'"GET" "plain"', b'"MGET" "plain" "number"']
         others = [b'"DBSIZE"', b'"INFO"', b'"MULTI"', b'"exec"', b'"WATCH" "plain"', b'"ECHO" "the end"']
         assert sorted(lines) == sorted([*gets, *others])

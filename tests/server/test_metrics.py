@@ -208,7 +208,7 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
     assert found[f"{name}_sum", ("job",)] >= 10 * 1.02
 
 
-def test_each_program_has_the_metrics_that_the_page_says_and_no_others(
+def test_each_program_has_exactly_the_metrics_of_the_page(
     server: tuple[Running, Scraped, LogWriter], proxy: tuple[Overlay, Scraped], cluster: tuple[Scraped, Scraped]
 ) -> None:
     overlay, behind = proxy

@@ -62,28 +62,28 @@ def test_administrative_commands_are_refused(client: Connection, line: str) -> N
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_config_set_accepts_events_of_upstream(overlay: Overlay, client: Connection, protocol: int) -> None:
-    def asked(letters: str) -> Any:
+    def set_events(letters: str) -> Any:
         return client.call("CONFIG", "SET", "notify-keyspace-events", letters).plain
 
     client.call("HELLO", protocol)
     with overlay.upstream.connect() as direct:
         direct.call("CONFIG", "SET", "notify-keyspace-events", "KEx$g")
-        assert [asked(letters) for letters in ("xE", "Kg$", "EK")] == [b"OK"] * 3
-        assert asked("Exs") == (
+        assert [set_events(letters) for letters in ("xE", "Kg$", "EK")] == [b"OK"] * 3
+        assert set_events("Exs") == (
             b"ERR the upstream's notify-keyspace-events is 'g$xKE', and CONFIG SET is not passed on: run CONFIG SET "
             b"notify-keyspace-events 'g$sxKE' at the upstream's own address"
         )
-        assert asked("KEA").endswith(b"notify-keyspace-events 'AKE' at the upstream's own address")
-        assert asked("").endswith(b"notify-keyspace-events '' at the upstream's own address")
+        assert set_events("KEA").endswith(b"notify-keyspace-events 'AKE' at the upstream's own address")
+        assert set_events("").endswith(b"notify-keyspace-events '' at the upstream's own address")
         direct.call("CONFIG", "SET", "notify-keyspace-events", "AKE")
-        assert [asked(letters) for letters in ("Egx", "KEA", "g$lshzxetdK")] == [b"OK"] * 3
-        assert b"Invalid event class character" in asked("q")
+        assert [set_events(letters) for letters in ("Egx", "KEA", "g$lshzxetdK")] == [b"OK"] * 3
+        assert b"Invalid event class character" in set_events("q")
         more = ("CONFIG", "SET", "notify-keyspace-events", "K", "maxmemory", "1")
         assert b"is not passed on to the upstream" in client.call(*more).plain
         direct.call("CONFIG", "SET", "notify-keyspace-events", "")
-        assert asked("") == b"OK"
+        assert set_events("") == b"OK"
         client.call("MULTI")
-        assert b"is not passed on to the upstream" in asked("")
+        assert b"is not passed on to the upstream" in set_events("")
         assert client.call("EXEC").is_error
 
 

@@ -116,7 +116,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
         stack.callback(prometheus.wait)
         stack.callback(prometheus.terminate)
 
-        def asked(path: str) -> Any:
+        def query_api(path: str) -> Any:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=30) as reply:
                     return json.load(reply)["data"]
@@ -124,10 +124,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
                 return {}
 
         def query(expression: str) -> list[dict[str, Any]]:
-            return list(asked(f"query?{urllib.parse.urlencode({'query': expression})}").get("result", []))
+            return list(query_api(f"query?{urllib.parse.urlencode({'query': expression})}").get("result", []))
 
         def alerts(name: str) -> list[dict[str, Any]]:
-            found = asked("alerts").get("alerts", [])
+            found = query_api("alerts").get("alerts", [])
             return [each for each in found if each["labels"]["alertname"] == name and each["state"] == "firing"]
 
         eventually(lambda: query('up{job="sparkis"} == 1'), processes=[prometheus, server.process])

@@ -143,7 +143,7 @@ def _mixed(seed: int) -> list[tuple[bytes, ...]]:
 
 
 def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(still: Behind, sparkis: Running) -> None:
-    def asked(server: Running, seed: int) -> list[bytes]:
+    def replies_to_mixed(server: Running, seed: int) -> list[bytes]:
         greeting = [(b"HELLO", b"3")] if seed % 2 else []
         with server.connect() as connection:
             connection.send(requests([*greeting, *_mixed(seed)]))
@@ -151,9 +151,9 @@ def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(still: Be
             return [reply.raw for reply in replies_in(connection.read_to_end())][len(greeting) :]
 
     with ThreadPoolExecutor(50) as pool:
-        found = list(pool.map(lambda seed: asked(still.proxy, seed), range(50)))
+        found = list(pool.map(lambda seed: replies_to_mixed(still.proxy, seed), range(50)))
     for seed, answers in enumerate(found):
-        for request, got, expected in zip(_mixed(seed), answers, asked(sparkis, seed), strict=True):
+        for request, got, expected in zip(_mixed(seed), answers, replies_to_mixed(sparkis, seed), strict=True):
             if request[0] == b"SINTER":
                 assert got == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
             else:

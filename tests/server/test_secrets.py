@@ -76,7 +76,7 @@ def provoke(port: int) -> None:
             pass
 
 
-def shown(port: int, monitor: socket.socket, metrics: int) -> str:
+def visible_text(port: int, monitor: socket.socket, metrics: int) -> str:
     """Return all that a server shows to an administrator, but for CONFIG GET requirepass, which is as in Redis."""
     asked = (("SLOWLOG", "GET", "1000"), ("INFO", "everything"), ("CLIENT", "LIST"), ("ACL", "LOG"), ("ACL", "LIST"))
     with Redis(port=port, password=OURS, protocol=2, decode_responses=True) as client:
@@ -115,7 +115,7 @@ def test_server_shows_no_secret(start: Start, log: Path, tmp_path: Path, files: 
     port = int(found[1])
     with closing(watch(port)) as monitor:
         provoke(port)
-        text = shown(port, monitor, metrics)
+        text = visible_text(port, monitor, metrics)
     files["acl"].write_text(f"user default on >{NEW} nonsense\n")
     server.hang_up()
     server.wait_for("ERROR")
@@ -141,7 +141,7 @@ def test_overlay_shows_no_secret(
             port = int(found[1])
             with closing(watch(port)) as monitor:
                 provoke(port)
-                assert PLANTED not in shown(port, monitor, metrics)
+                assert PLANTED not in visible_text(port, monitor, metrics)
         assert PLANTED not in read_on(server)
 
 

@@ -36,18 +36,18 @@ def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: St
     server = start("serve", "--config", file, "--store", tmp_path / "store")
     port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
 
-    def shown(name: str) -> bytes:
+    def setting_of(name: str) -> bytes:
         with Connection(port) as connection:
             reply = connection.call("CONFIG", "GET", name).value
             assert isinstance(reply, list)
             return bytes(reply[1].value)
 
-    assert shown("maxclients") == b"100"
+    assert setting_of("maxclients") == b"100"
     file.write_text(file.read_text().replace("100", "200").replace("port = 0", "port = 1"))
     server.hang_up()
     server.wait_for(rf"INFO sparkis\.server: SIGHUP: read {file}; changed: maxclients")
     server.wait_for(rf"WARNING sparkis\.server: SIGHUP: restart to apply what changed in {file}: port")
-    eventually(lambda: [shown("maxclients") for _ in range(4)] == [b"200"] * 4)
+    eventually(lambda: [setting_of("maxclients") for _ in range(4)] == [b"200"] * 4)
 
     with Connection(port) as connection:
         assert connection.call("CONFIG", "SET", "timeout", "7", "slowlog-max-len", "5").value == b"OK"
@@ -60,7 +60,7 @@ def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: St
     file.write_text("maxclients = many")
     server.hang_up()
     server.wait_for(rf"ERROR sparkis\.server: SIGHUP: {file}: Invalid value .*; nothing changes")
-    assert shown("maxclients") == b"200"
+    assert setting_of("maxclients") == b"200"
 
 
 def started_with_levels(start: Start, file: Path, log: Path, workers: int) -> tuple[Command, int]:

@@ -29,10 +29,10 @@ from tests.server.socket_requests import (
     PING,
     PONG,
     STATES,
-    asked,
     bulk,
     get,
     mixture,
+    packed,
 )
 
 
@@ -141,7 +141,7 @@ def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) ->
     running = start()
     for sent, expected in [
         (get(1) * 3, bulk(b"1") * 3),
-        (get(1) + asked(b"ECHO", b"a"), bulk(b"1") + bulk(b"a")),
+        (get(1) + packed(b"ECHO", b"a"), bulk(b"1") + bulk(b"a")),
         (GET_LARGE * 200, bulk(LARGE) * 200),
         (PAIR * 500, PAIR_REPLIES * 500),
         (get(1) + get(2)[:-3], bulk(b"1")),
@@ -201,8 +201,8 @@ def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable
     for peer in (killer, killed, idle):
         peer.expect_reply(PING, PONG)
     killed.send(GET_LARGE * 500)
-    killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"2") + get(1), b":1\r\n" + bulk(b"1"))
-    killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"3") + get(1), b":1\r\n" + bulk(b"1"))
+    killer.expect_reply(packed(b"CLIENT", b"KILL", b"ID", b"2") + get(1), b":1\r\n" + bulk(b"1"))
+    killer.expect_reply(packed(b"CLIENT", b"KILL", b"ID", b"3") + get(1), b":1\r\n" + bulk(b"1"))
     whole = bulk(LARGE) * 500
     assert whole.startswith(killed.read_until_cut())
     assert idle.read_until_cut() == b""
@@ -216,7 +216,7 @@ def test_killed_client_sees_its_end_before_client_kill_is_answered(start: Callab
     for number in range(2, 52):
         killed = running.connect()
         killed.expect_reply(PING, PONG)
-        killer.expect_reply(asked(b"CLIENT", b"KILL", b"ID", b"%d" % number), b":1\r\n")
+        killer.expect_reply(packed(b"CLIENT", b"KILL", b"ID", b"%d" % number), b":1\r\n")
         killed.socket.setblocking(False)
         assert killed.socket.recv(1) == b""  # BlockingIOError: not yet
 
@@ -234,16 +234,16 @@ def test_publish_after_the_end_of_a_subscriber_reaches_no_client(start: Callable
     publisher = running.connect()
     for _ in range(300):
         subscriber = running.connect()
-        subscriber.send(asked(b"SUBSCRIBE", b"x") + b"QUIT\r\n")
+        subscriber.send(packed(b"SUBSCRIBE", b"x") + b"QUIT\r\n")
         assert subscriber.read_all().endswith(b"+OK\r\n")
-        publisher.expect_reply(asked(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
+        publisher.expect_reply(packed(b"PUBLISH", b"x", b"unheard"), b":0\r\n")
 
 
 def test_pause_holds_all_clients_and_their_requests_are_answered_later(start: Callable[..., Any]) -> None:
     running = start()
     pausing, held = running.connect(), running.connect()
     held.expect_reply(get(1), bulk(b"1"))
-    pausing.expect_reply(asked(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
+    pausing.expect_reply(packed(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
     held.send(get(1) * 3)
     eventually(lambda: running.call(lambda: running.server.context.stats.input_bytes) > 0)
     running.call(lambda: None)
@@ -263,7 +263,7 @@ def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
     message = b">3\r\n" + bulk(b"message") + bulk(b"a") + bulk(b"hear")
     for _ in range(30):
         reader.send(get(1) * 50 + GET_LARGE)
-        speaker.send(asked(b"PUBLISH", b"a", b"hear") * 3)
+        speaker.send(packed(b"PUBLISH", b"a", b"hear") * 3)
     got = reader.read(30 * (50 * len(bulk(b"1")) + len(bulk(LARGE)) + 3 * len(message)))
     assert got.count(message) == 90
     assert got.replace(message, b"") == (bulk(b"1") * 50 + bulk(LARGE)) * 30
@@ -275,7 +275,7 @@ def test_only_the_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]
     slow.expect_reply(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
     text = b"x" * 60_000
     while running.call(lambda: len(running.server._connections)) == 2:
-        speaker.send(asked(b"PUBLISH", b"a", text) + get(1))
+        speaker.send(packed(b"PUBLISH", b"a", text) + get(1))
         assert speaker.read(len(b":1\r\n" + bulk(b"1"))) in (b":1\r\n" + bulk(b"1"), b":0\r\n" + bulk(b"1"))
     assert running.call(lambda: running.server.context.stats.closed_for_output) == 1
 
@@ -287,7 +287,7 @@ def test_paused_subscriber_with_pending_input_is_not_cut(start: Callable[..., An
     text = b"x" * 60_000
     count = 200  # 12 MB: the socket is full
     for _ in range(count):
-        speaker.send(asked(b"PUBLISH", b"a", text))
+        speaker.send(packed(b"PUBLISH", b"a", text))
         slow.send(PING)
     assert speaker.read(4 * count) == b":1\r\n" * count
     message = b"*3\r\n" + bulk(b"message") + bulk(b"a") + bulk(text)
@@ -302,14 +302,14 @@ def test_clients_of_one_round_are_answered_each_by_its_own(start: Callable[..., 
     dice = random.Random(seed)
     running = start()
     running.connect().expect_reply(
-        asked(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n"
+        packed(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n"
     )
     peers = [running.connect() for _ in range(16)]
     talks = [mixture(dice, 150) for _ in peers]
     for at in range(0, 16, 5):
-        peers[at].expect_reply(asked(b"AUTH", b"ann", b"any"), b"+OK\r\n")
+        peers[at].expect_reply(packed(b"AUTH", b"ann", b"any"), b"+OK\r\n")
     for at in range(1, 16, 5):
-        peers[at].send(asked(b"HELLO", b"3") + asked(b"CLIENT", b"TRACKING", b"ON"))
+        peers[at].send(packed(b"HELLO", b"3") + packed(b"CLIENT", b"TRACKING", b"ON"))
         peers[at].read_until(b"+OK\r\n")
         numbers = [dice.randrange(KEYS) for _ in range(400)]
         talks[at] = b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers)
@@ -362,17 +362,17 @@ def test_bytes_and_requests_of_each_client_are_counted_once(start: Callable[...,
     for peer, (_, expected) in zip(peers, talks, strict=True):
         assert peer.read(len(expected)) == expected
     for at, (peer, (sent, expected)) in enumerate(zip(peers, talks, strict=True)):
-        peer.send(asked(b"CLIENT", b"INFO"))
+        peer.send(packed(b"CLIENT", b"INFO"))
         line = dict(part.partition("=")[::2] for part in peer.reply().decode().split())
         found = [int(line[name]) for name in ("tot-cmds", "tot-net-in", "tot-net-out")]
-        assert found == [100 * (at + 1), len(sent) + len(asked(b"CLIENT", b"INFO")), len(expected)]
+        assert found == [100 * (at + 1), len(sent) + len(packed(b"CLIENT", b"INFO")), len(expected)]
 
 
 def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -> None:
     server = start()
     peer = server.connect()
     for _ in range(20):
-        peer.expect_reply(get(1) + asked(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
+        peer.expect_reply(get(1) + packed(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
     numbers = server.call(lambda: server.server.context.stats.to_json())
     assert numbers["reads"] >= 20 and numbers["writes"] >= 20
     if native.sockets is not None:
@@ -471,38 +471,38 @@ def test_a_user_may_not_read_a_key_behind_others_of_one_round(start: Callable[..
 
 def test_commands_about_the_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
     peer = start().connect()
-    peer.send(asked(b"COMMAND", b"DOCS", b"GET") + asked(b"ECHO", b"end"))
+    peer.send(packed(b"COMMAND", b"DOCS", b"GET") + packed(b"ECHO", b"end"))
     docs = peer.read_until(bulk(b"end")).removesuffix(bulk(b"end"))
-    name, named = asked(b"CLIENT", b"GETNAME"), bulk(b"ann")
-    off, on = asked(b"CLIENT", b"REPLY", b"OFF"), asked(b"CLIENT", b"REPLY", b"ON")
-    first, zeroth = asked(b"SELECT", b"1"), asked(b"SELECT", b"0")
+    name, named = packed(b"CLIENT", b"GETNAME"), bulk(b"ann")
+    off, on = packed(b"CLIENT", b"REPLY", b"OFF"), packed(b"CLIENT", b"REPLY", b"ON")
+    first, zeroth = packed(b"SELECT", b"1"), packed(b"SELECT", b"0")
     wrong = b"-ERR wrong number of arguments for 'client|getname' command\r\n"
     queued = b"+OK\r\n" + b"+QUEUED\r\n" * 2 + b"*2\r\n"
     cases = [
-        (asked(b"CLIENT", b"SETNAME", b"ann"), b"+OK\r\n"),
+        (packed(b"CLIENT", b"SETNAME", b"ann"), b"+OK\r\n"),
         (get(1) + name + get(2) + name * 2, bulk(b"1") + named + bulk(b"2") + named * 2),
-        (name + asked(b"COMMAND", b"DOCS", b"GET") * 2 + name + get(1), named + docs * 2 + named + bulk(b"1")),
-        (asked(b"CLIENT", b"GETNAME", b"more") + name, wrong + named),
-        (asked(b"CLIENT", b"REPLY", b"SKIP") + name * 2 + get(1), named + bulk(b"1")),
+        (name + packed(b"COMMAND", b"DOCS", b"GET") * 2 + name + get(1), named + docs * 2 + named + bulk(b"1")),
+        (packed(b"CLIENT", b"GETNAME", b"more") + name, wrong + named),
+        (packed(b"CLIENT", b"REPLY", b"SKIP") + name * 2 + get(1), named + bulk(b"1")),
         (off + name * 2 + get(1) + on + name, b"+OK\r\n" + named),
         (first + name + get(1) + zeroth + get(1), b"+OK\r\n" + named + b"$-1\r\n+OK\r\n" + bulk(b"1")),
-        (asked(b"MULTI") + name + get(1) + asked(b"EXEC") + name, queued + named + bulk(b"1") + named),
-        (asked(b"CLIENT", b"PAUSE", b"0") + name + get(1), b"+OK\r\n" + named + bulk(b"1")),
-        (name + asked(b"RESET") + name, named + b"+RESET\r\n$-1\r\n"),
+        (packed(b"MULTI") + name + get(1) + packed(b"EXEC") + name, queued + named + bulk(b"1") + named),
+        (packed(b"CLIENT", b"PAUSE", b"0") + name + get(1), b"+OK\r\n" + named + bulk(b"1")),
+        (name + packed(b"RESET") + name, named + b"+RESET\r\n$-1\r\n"),
     ]
     for sent, expected in cases:
         peer.expect_reply(sent, expected)
         for byte in sent[:-1]:
             peer.send(bytes([byte]))
         peer.expect_reply(sent[-1:], expected if b"RESET" not in sent else b"$-1\r\n+RESET\r\n$-1\r\n")
-    peer.send(name + asked(b"QUIT") + name + get(1))
+    peer.send(name + packed(b"QUIT") + name + get(1))
     assert peer.read_all() == b"$-1\r\n+OK\r\n"
 
 
 def test_one_client_s_costly_commands_leave_turns_to_others(start: Callable[..., Any]) -> None:
     running = start()
     greedy, other = running.connect(), running.connect()
-    greedy.send(asked(b"ACL", b"CAT", b"read") * 2_000)
+    greedy.send(packed(b"ACL", b"CAT", b"read") * 2_000)
     other.expect_reply(get(5), bulk(b"5"))
     greedy.send(PING)
     assert greedy.read_until(PONG).count(b"\r\nget\r\n") == 2_000

@@ -65,10 +65,10 @@ class Cluster:
         self._stack.callback(_end, process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, self.said(name)
+        assert line, self.output_of(name)
         return int(json.loads(line)["port"])
 
-    def said(self, name: str) -> str:
+    def output_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
     def registry(self, *options: str) -> int:
@@ -111,7 +111,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     at = {"host": "127.0.0.1", "ssl": True, **shown}
     eventually(
         lambda: all(reads_all_of_its_own(port, at) for port in ports),
-        awaited=lambda: cluster.said("server0") + cluster.said("server1"),
+        awaited=lambda: cluster.output_of("server0") + cluster.output_of("server1"),
     )
     with RedisCluster(port=ports[0], **at) as client:
         assert reads_all(client)
@@ -122,7 +122,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     ):
         proxy = cluster.proxy(name, *options, *authority.options("proxy"))
         with redis.Redis(port=proxy, **at) as client:
-            eventually(lambda client=client: reads_all(client), awaited=lambda name=name: cluster.said(name))
+            eventually(lambda client=client: reads_all(client), awaited=lambda name=name: cluster.output_of(name))
             assert client.dbsize() == len(KEYS) + 1
             assert client.get(LARGE_KEY) == LARGE
         with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
@@ -144,7 +144,7 @@ def test_epochs_are_announced_over_mutual_tls(cluster: Cluster, authority: Autho
         LogWriter(cluster.log, "job", [STATE], "first", announce=announcer.announce) as writer,
         redis.Redis(port=port, ssl=True, **shown) as client,
     ):
-        eventually(lambda: reads_all(client), awaited=lambda: cluster.said("server"))
+        eventually(lambda: reads_all(client), awaited=lambda: cluster.output_of("server"))
         for value in (b"1", b"2"):
             writer.publish([Change("n", Op.PUT, KEYS[0].encode(), value=value)])
             eventually(lambda: client.get(KEYS[0]), lambda seen, value=value: seen == value)
@@ -162,10 +162,11 @@ def test_server_refuses_registry_of_other_authority(cluster: Cluster, authority:
     cluster.server("stranger", *Authority(tmp_path / "other").options("stranger"))
     cluster.server("plain")
     eventually(
-        lambda: "its certificate is refused" in cluster.said("stranger"), awaited=lambda: cluster.said("stranger")
+        lambda: "its certificate is refused" in cluster.output_of("stranger"),
+        awaited=lambda: cluster.output_of("stranger"),
     )
-    eventually(lambda: "no registry at" in cluster.said("plain"), awaited=lambda: cluster.said("plain"))
-    assert "Traceback" not in cluster.said("registry") + cluster.said("stranger") + cluster.said("plain")
+    eventually(lambda: "no registry at" in cluster.output_of("plain"), awaited=lambda: cluster.output_of("plain"))
+    assert "Traceback" not in cluster.output_of("registry") + cluster.output_of("stranger") + cluster.output_of("plain")
 
 
 def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(

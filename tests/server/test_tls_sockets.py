@@ -26,10 +26,10 @@ from tests.server.socket_requests import (
     PING,
     PONG,
     STATES,
-    asked,
     bulk,
     get,
     mixture,
+    packed,
 )
 
 Start = Callable[..., Any]
@@ -169,7 +169,7 @@ def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Start, 
     assert slow.read(1_000 * len(PAIR_REPLIES)) == PAIR_REPLIES * 1_000
 
 
-def test_a_goodbye_is_answered_with_one(start: Start, authority: Authority) -> None:
+def test_close_notify_is_answered_with_close_notify(start: Start, authority: Authority) -> None:
     running = start()
     peer = connect(running, authority)
     peer.tls.write(get(3))
@@ -183,9 +183,9 @@ def test_a_goodbye_is_answered_with_one(start: Start, authority: Authority) -> N
     eventually(lambda: running.call(lambda: not running.server._connections))
 
 
-def test_a_server_says_goodbye_behind_its_last_reply(start: Start, authority: Authority) -> None:
+def test_server_sends_close_notify_after_its_last_reply(start: Start, authority: Authority) -> None:
     peer = connect(start(), authority)
-    peer.send(get(1) + asked(b"QUIT"))
+    peer.send(get(1) + packed(b"QUIT"))
     assert peer.read(100) == bulk(b"1") + b"+OK\r\n"
     assert peer._until(lambda: peer.tls.read(1)) == b""  # of a connection that was cut this is an SSLEOFError
 
@@ -203,7 +203,7 @@ def test_invalid_tls_record_ends_its_connection_alone(start: Start, authority: A
     assert running.call(lambda: running.server.context.stats.internal_errors) == 0
 
 
-def test_a_client_that_goes_without_a_goodbye_is_gone(start: Start, authority: Authority) -> None:
+def test_client_that_closes_without_close_notify_is_disconnected(start: Start, authority: Authority) -> None:
     running = start()
     for sealed in (lambda peer: b"", lambda peer: peer.seal(GET_LARGE * 300), lambda peer: peer.seal(PING)[:-3]):
         peer = connect(running, authority)
@@ -216,9 +216,9 @@ def test_a_client_that_goes_without_a_goodbye_is_gone(start: Start, authority: A
 def test_messages_reach_an_encrypted_subscriber(start: Start, authority: Authority) -> None:
     running = start()
     reader, speaker = connect(running, authority), connect(running, authority)
-    reader.send(asked(b"SUBSCRIBE", b"news"))
+    reader.send(packed(b"SUBSCRIBE", b"news"))
     hello = b"*3\r\n" + bulk(b"subscribe") + bulk(b"news") + b":1\r\n"
     assert reader.read(len(hello)) == hello
-    speaker.send(asked(b"PUBLISH", b"news", LARGE))
+    speaker.send(packed(b"PUBLISH", b"news", LARGE))
     message = b"*3\r\n" + bulk(b"message") + bulk(b"news") + bulk(LARGE)
     assert reader.read(len(message)) == message

@@ -158,7 +158,7 @@ def test_server_that_is_lost_and_comes_back_is_read_again(tmp_path: Path, datase
     asyncio.run(look())
 
 
-def test_a_table_that_is_cut_says_so(sparkis: Running) -> None:
+def test_cut_table_shows_how_many_rows_there_are(sparkis: Running) -> None:
     app = Top(endpoint(sparkis), "jobs")
 
     async def look() -> None:

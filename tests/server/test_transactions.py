@@ -105,7 +105,7 @@ def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.exec_runner.STEP_NS_MAX", 0)
 
 
-def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
+def test_long_transaction_reads_one_epoch(
     server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epoch is published, and another client answered, between any two commands of the transaction."""
@@ -349,7 +349,7 @@ def reads_at(term: int, epoch: int, *commands: str, clock_ms: int = 1) -> bytes:
     return lines(f"STATE AT job {term} {epoch} {clock_ms}", "MULTI", *commands, "EXEC")
 
 
-def answered(*replies: bytes) -> bytes:
+def exec_reply(*replies: bytes) -> bytes:
     return OK + OK + QUEUED * len(replies) + b"*%d\r\n" % len(replies) + b"".join(replies)
 
 
@@ -361,19 +361,19 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
         epochs.publish()
     two = ("GET job:temp:a", "GET job:temp:b")
     peer.expect_reply(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:3\r\n")
-    peer.expect_reply(reads_at(1, 3, *two), answered(bulk(b"3"), bulk(b"3")))
+    peer.expect_reply(reads_at(1, 3, *two), exec_reply(bulk(b"3"), bulk(b"3")))
     for _ in range(9):
         epochs.publish()
     for epoch in range(5, 13):
-        peer.expect_reply(reads_at(1, epoch, *two), answered(*[bulk(b"%d" % epoch)] * 2))
+        peer.expect_reply(reads_at(1, epoch, *two), exec_reply(*[bulk(b"%d" % epoch)] * 2))
     held = b"-NOEPOCH job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
     peer.expect_reply(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
     peer.expect_reply(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
     clock[0] += pinned_epochs.PINNED_MS_MAX + 1
-    peer.expect_reply(reads_at(1, 5, *two), answered(bulk(b"5"), bulk(b"5")))  # no time alone ends it
+    peer.expect_reply(reads_at(1, 5, *two), exec_reply(bulk(b"5"), bulk(b"5")))  # no time alone ends it
     epochs.publish()
     peer.expect_reply(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOEPOCH job 1:12,1:13\r\n")
-    peer.expect_reply(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
+    peer.expect_reply(reads_at(1, 12, *two), exec_reply(bulk(b"12"), bulk(b"12")))
     context = server.server.context
     assert server.call(lambda: len(context.epochs.pinned.epochs()["job"])) == 2
     server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.IDLE_MS_MAX))
@@ -384,7 +384,7 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = server.connect()
-    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), exec_reply(bulk(b"0")))
     epochs.publish()
     backend = server.server.pipeline.backend
     answer_queued = backend.answer_queued
@@ -395,7 +395,7 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
 
     monkeypatch.setattr(backend, "answer_queued", noted)
     peer.send(reads_at(1, 0, "GET job:temp:a", "HVALS job:map:m", "GET job:temp:b", "DBSIZE"))
-    expected = answered(bulk(b"0"), b"*%d\r\n" % FIELDS + bulk(b"0") * FIELDS, bulk(b"0"), b":%d\r\n" % (KEYS + 3))
+    expected = exec_reply(bulk(b"0"), b"*%d\r\n" % FIELDS + bulk(b"0") * FIELDS, bulk(b"0"), b":%d\r\n" % (KEYS + 3))
     assert peer.read(len(expected)) == expected
 
 
@@ -404,13 +404,13 @@ def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any,
     epochs.publish([Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=now_ms + 1_000)])
     peer = server.connect()
     for clock_ms, left in ((now_ms, 1000), (now_ms + 999, 1), (now_ms + 1000, -2), (now_ms + 5000, -2)):
-        peer.expect_reply(reads_at(1, 1, "PTTL job:temp:soon", clock_ms=clock_ms), answered(b":%d\r\n" % left))
+        peer.expect_reply(reads_at(1, 1, "PTTL job:temp:soon", clock_ms=clock_ms), exec_reply(b":%d\r\n" % left))
     peer.expect_reply(lines("PTTL job:temp:soon"), b":1000\r\n")
 
 
 def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
-    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), exec_reply(bulk(b"0")))
     epochs.publish()
     peer.expect_reply(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
     peer.expect_reply(lines("STATE AT job 1 0 1", "MULTI", "DISCARD"), OK * 3)
@@ -452,7 +452,7 @@ def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any,
 def test_proxy_reads_job_with_unreadable_log_at_earlier_epoch(server: Any, epochs: Epochs) -> None:
     peer, proxy = server.connect(), server.connect()
     proxy.expect_reply(lines("STATE FOLLOW"), OK + b">4\r\n$5\r\nepoch\r\n$3\r\njob\r\n:1\r\n:0\r\n")
-    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), exec_reply(bulk(b"0")))
     for _ in range(2):
         epochs.publish()
     peer.expect_reply(lines("STATE HOLD job 1 1"), b"-NOEPOCH job 1:0,1:1,1:2\r\n")  # its log can be read

@@ -336,7 +336,7 @@ def test_an_epoch_that_was_waited_for_can_be_read_from_every_worker(serve: Serve
                     assert connection.call("GET", MARKERS[0]).value == b"%d" % epoch
 
 
-def test_an_epoch_that_does_not_come_is_waited_for_in_vain(shared: Running) -> None:
+def test_wait_for_missing_epoch_times_out(shared: Running) -> None:
     with control(shared) as client:
         assert client.call("WAIT", JOB, "0", "300000", timeout_s=WAIT_S_MAX) == 1
         assert client.call("WAIT", JOB, "1", "50") == 0

@@ -45,7 +45,7 @@ def whole(spark: SparkSession, checkpoint: Path, batch: int, **options: str) -> 
     return reader.load(str(checkpoint)).collect()
 
 
-def shown(client: redis.Redis, job: str) -> dict[str, Any]:
+def values_of_job(client: redis.Redis, job: str) -> dict[str, Any]:
     """Return all keys of a job with their values."""
     keys = list(client.scan_iter(match=f"{job}:*", count=1000))
     with client.pipeline(transaction=False) as asked:

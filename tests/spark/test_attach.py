@@ -15,10 +15,9 @@ from pyspark.sql import functions as F
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import AttachedState
 from tests.golden_checkpoints import NEWEST, unpack
-from tests.spark.attaching import SCHEMA, Attach, attached, rocksdb, shown
+from tests.spark.attaching import SCHEMA, Attach, attached, rocksdb, values_of_job
 from tests.spark.micro_batches import Batches, Settings, start
-from tests.unit.state_backend.attach.following import JOB
-from tests.unit.state_backend.attach.following import shown as in_log
+from tests.unit.state_backend.attach.following import JOB, values_in_log
 
 __all__ = ["attached"]
 
@@ -48,7 +47,7 @@ def test_a_stopped_querys_checkpoint_is_enough(
         checkpoint=tmp_path / "checkpoint", job="elsewhere", state="mean", columns={"mean": "sum / _2"}
     )
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "elsewhere") == {"elsewhere:mean:a": "2", "elsewhere:mean:b": "2"}
+    assert values_of_job(client, "elsewhere") == {"elsewhere:mean:a": "2", "elsewhere:mean:b": "2"}
     rows.add({"k": "b", "v": 3})
     start(writer, "stopped", tmp_path / "checkpoint").stop()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
@@ -99,15 +98,15 @@ def test_a_query_in_real_time_mode_is_read_at_the_end_of_its_batches(
         add({"k": "a", "v": 1.5, "n": 3}, {"k": "b", "v": 2}, {"k": "a", "v": 2.5, "n": 2})
         attachment = attached(query, timeout_s=WAIT_S_MAX)
         a = {"n": "2", "mean": "2", "least": "2"}
-        eventually(lambda: shown(client, "real"), {A: a, B: {"n": "1", "mean": "2"}}.__eq__)
+        eventually(lambda: values_of_job(client, "real"), {A: a, B: {"n": "1", "mean": "2"}}.__eq__)
         add({"k": "b", "v": 4})
-        eventually(lambda: shown(client, "real"), {A: a, B: {"n": "2", "mean": "3"}}.__eq__)
+        eventually(lambda: values_of_job(client, "real"), {A: a, B: {"n": "2", "mean": "3"}}.__eq__)
     finally:
         query.stop()
     query = writer.trigger(processingTime="0 seconds").start()
     add({"k": "b", "v": 6})
     query.processAllAvailable()
-    eventually(lambda: shown(client, "real"), {A: a, B: {"n": "3", "mean": "4"}}.__eq__)
+    eventually(lambda: values_of_job(client, "real"), {A: a, B: {"n": "3", "mean": "4"}}.__eq__)
     assert attachment.error is None
 
 
@@ -123,7 +122,7 @@ def test_readers_show_same_state_of_real_time_mode(
         job = f"{operation}-{reader}"
         state = AttachedState(columns={name: f"coalesce({name}, 'none')"})
         assert attached(checkpoint=checkpoint, job=job, reader=reader, states=[state]).wait(timeout_s=WAIT_S_MAX)
-        found.append({key.removeprefix(job): value for key, value in shown(client, job).items()})
+        found.append({key.removeprefix(job): value for key, value in values_of_job(client, job).items()})
     assert found[0] == found[1] and len(found[0]) > 3
 
 
@@ -136,7 +135,7 @@ def test_both_readers_keep_the_bytes_of_texts_that_are_not_utf8(attached: Attach
         log = tmp_path / reader
         attachment = attached(checkpoint=checkpoint, job=JOB, log=log, reader=reader, states=[state])
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        found.append(in_log(log))
+        found.append(values_in_log(log))
     assert found[0] == found[1]
     assert found[0][b"j:aggregation:\xe90:at-\xe90"][b"max"] == b"\xe90"
 
@@ -148,7 +147,7 @@ def test_aggregate_of_whole_stream_is_one_key(client: redis.Redis, batches: Make
     counted = rows.df.agg(F.count("*").alias("n"))
     query = start(counted.writeStream.outputMode("update").format("noop"), "one", tmp_path / "checkpoint")
     assert attached(query, state="rows").wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "one") == {"one:rows:all": "2"}
+    assert values_of_job(client, "one") == {"one:rows:all": "2"}
 
 
 @pytest.mark.slow
@@ -158,4 +157,4 @@ def test_buffer_named_as_key_is_found_by_position(client: redis.Redis, batches: 
     counted = rows.df.groupBy(F.col("n").alias("count")).agg(F.count("*"))
     query = start(counted.writeStream.outputMode("update").format("noop"), "same", tmp_path / "checkpoint")
     assert attached(query).wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "same") == {"same:aggregation:7": "2", "same:aggregation:8": "1"}
+    assert values_of_job(client, "same") == {"same:aggregation:7": "2", "same:aggregation:8": "1"}

@@ -24,7 +24,7 @@ from state_backend.log.change_log import ChangeLog
 from state_backend.model.descriptor import Kind
 from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slots import hash_position
-from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, text, whole
+from tests.spark.attaching import SCHEMA, SEED, rocksdb, some_rows, text, values_of_job, whole
 from tests.spark.micro_batches import Batches, Settings, start
 from tests.spark.operators import OPERATORS, run
 from tests.spark.processes import sparkis as command
@@ -59,7 +59,7 @@ def test_a_running_query_is_followed_and_served_by_another_process(
                 query.processAllAvailable()
                 last = max(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
                 expected = in_spark(spark, checkpoint, last)
-                eventually(lambda: shown(client, "q"), lambda found, expected=expected: found == expected)
+                eventually(lambda: values_of_job(client, "q"), lambda found, expected=expected: found == expected)
         assert running.end(signal.SIGTERM) == 0
     query.stop()
 

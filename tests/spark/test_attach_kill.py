@@ -21,7 +21,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.apply.replay import read_snapshot
 from state_backend.attach.start import attach_files
 from state_backend.log.change_log import ChangeLog
-from tests.spark.attaching import SCHEMA, SEED, rocksdb, shown, some_rows, whole
+from tests.spark.attaching import SCHEMA, SEED, rocksdb, some_rows, values_of_job, whole
 from tests.spark.micro_batches import Batches, Settings
 from tests.spark.processes import Command, served
 from tests.spark.processes import sparkis as command
@@ -223,6 +223,6 @@ def test_a_query_that_dies_between_the_state_and_the_commit_of_a_batch(
 def seen_by(client: redis.Redis) -> dict[str, str]:
     """Return what a server shows; nothing while it is opening the job."""
     try:
-        return shown(client, JOB)
+        return values_of_job(client, JOB)
     except redis.RedisError:
         return {}

@@ -18,7 +18,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import Attachment, SparkisError
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import DescriptorError, FencedWriterError, LogUnavailableError
-from tests.spark.attaching import SCHEMA, Attach, attached, current_of, epochs_of, generations_of, shown
+from tests.spark.attaching import SCHEMA, Attach, attached, current_of, epochs_of, generations_of, values_of_job
 from tests.spark.micro_batches import Batches, Settings, start
 from tests.spark.processes import served
 
@@ -63,17 +63,19 @@ def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
     query = run(windows, "late", checkpoint)
     attachment = attached(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert list(shown(client, "late")) == ["late:aggregation:2026-01-01T00:00:00Z:old"]
+    assert list(values_of_job(client, "late")) == ["late:aggregation:2026-01-01T00:00:00Z:old"]
     attachment.stop()
     for minute in range(1, 6):
         rows.add({"k": "new", "t": f"2026-01-01T00:{minute:02d}:00Z"})
     query.processAllAvailable()
     eventually(lambda: (checkpoint / f"commits/{attachment.batch + 1}").exists(), lambda is_there: not is_there)
 
-    assert shown(client, "late"), "the old state is readable until the new one is there"
+    assert values_of_job(client, "late"), "the old state is readable until the new one is there"
     attachment = attached(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    eventually(lambda: shown(client, "late"), lambda found: found == {"late:aggregation:2026-01-01T00:05:00Z:new": "1"})
+    eventually(
+        lambda: values_of_job(client, "late"), lambda found: found == {"late:aggregation:2026-01-01T00:05:00Z:new": "1"}
+    )
     assert generations_of(attachment) == 2
     assert (first_epoch(attachment).replaces, first_epoch(attachment).origin) == (("aggregation",), 0)
     rows.add({"k": "newer", "t": "2026-01-01T00:05:30Z"})
@@ -107,14 +109,18 @@ def test_rewound_checkpoint_is_read_anew(client: redis.Redis, batches: Make, att
     assert attachment.wait(2, WAIT_S_MAX)
     query.stop()
     query = add_in_another_life("d")
-    eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "ad"])
+    eventually(
+        lambda: sorted(values_of_job(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "ad"]
+    )
     assert attachment.batch == 1
     attachment.stop()
     query.stop()
     query = add_in_another_life("e", "f", "g")  # further than the log is: only the batches' timestamps tell
     attachment = attached(query)
     assert attachment.wait(3, WAIT_S_MAX)
-    eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "aefg"])
+    eventually(
+        lambda: sorted(values_of_job(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "aefg"]
+    )
     assert generations_of(attachment) == 3
 
 
@@ -125,11 +131,11 @@ def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: M
     query = run(counts(rows.df), "other", tmp_path / "first")
     attachment = attached(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "other") == {"other:aggregation:a": "1"}
+    assert values_of_job(client, "other") == {"other:aggregation:a": "1"}
 
     newer = attached(query, columns={"twice": "_0 * 2"})
     assert newer.wait(timeout_s=WAIT_S_MAX)
-    eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:a": "2"})
+    eventually(lambda: values_of_job(client, "other"), lambda found: found == {"other:aggregation:a": "2"})
     assert generations_of(newer) == 2
     rows.add({"k": "a", "n": 2})
     query.processAllAvailable()
@@ -146,7 +152,7 @@ def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: M
     again.processAllAvailable()
     attachment = attached(again)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:c": "1"})
+    eventually(lambda: values_of_job(client, "other"), lambda found: found == {"other:aggregation:c": "1"})
     assert current_of(attachment).generation.startswith(f"{again.id}.")
 
 
@@ -167,11 +173,11 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
     (tmp_path / "second" / ".metadata.crc").unlink(missing_ok=True)
     with pytest.raises(DescriptorError, match=r"'aggregation': operator 0 of the query has schema struct<key:struct<n"):
         attached(checkpoint=tmp_path / "second", job="changed")
-    assert shown(client, "changed") == {"changed:aggregation:a": "1"}
+    assert values_of_job(client, "changed") == {"changed:aggregation:a": "1"}
     columns = {"n": "coalesce(n, -1)"}
     replaced = attached(checkpoint=tmp_path / "second", job="changed", columns=columns, on_mismatch="replace")
     assert replaced.wait(timeout_s=WAIT_S_MAX)
-    eventually(lambda: shown(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
+    eventually(lambda: values_of_job(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
 
 
 @pytest.mark.parametrize(
@@ -296,7 +302,7 @@ def refusing(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> S
     return query
 
 
-def test_a_checkpoint_that_cannot_be_attached_to_says_why(batches: Make, attached: Attach, tmp_path: Path):
+def test_refused_checkpoint_names_the_reason(batches: Make, attached: Attach, tmp_path: Path):
     with pytest.raises(SparkisError, match="nothing is not the checkpoint of a query"):
         attached(checkpoint=tmp_path / "nothing", job="j")
     (tmp_path / "begun").mkdir()

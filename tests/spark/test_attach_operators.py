@@ -30,8 +30,8 @@ from tests.spark.attaching import (
     epochs_of,
     generations_of,
     rocksdb,
-    shown,
     some_rows,
+    values_of_job,
     whole,
 )
 from tests.spark.micro_batches import Batches, Settings
@@ -71,7 +71,7 @@ def ends_of(value: Any) -> list[int]:
 
 def read_all(client: redis.Redis, job: str) -> dict[str, Any]:
     """Return what clients see, without the job's name, and with JSON read."""
-    return {key.removeprefix(f"{job}:"): _read_json(value) for key, value in shown(client, job).items()}
+    return {key.removeprefix(f"{job}:"): _read_json(value) for key, value in values_of_job(client, job).items()}
 
 
 def _read_json(value: Any) -> Any:

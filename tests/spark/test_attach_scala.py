@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from compat.waiting import WAIT_S_MAX, eventually
-from tests.spark.attaching import Attach, attached, shown
+from tests.spark.attaching import Attach, attached, values_of_job
 
 __all__ = ["attached"]
 
@@ -50,7 +50,7 @@ def test_state_of_scala_queries_is_read_whole_and_by_its_changes(client: redis.R
             machines = attached(checkpoint=tmp_path / "machines", job="machines")
             assert groups.wait(timeout_s=WAIT_S_MAX)
             assert machines.wait(timeout_s=WAIT_S_MAX)
-            assert shown(client, "groups") == {
+            assert values_of_job(client, "groups") == {
                 "groups:groupState:a": {"n": "2", "sum": "3.5"},
                 "groups:groupState:b": {"n": "1", "sum": "2.5"},
             }
@@ -60,9 +60,9 @@ def test_state_of_scala_queries_is_read_whole_and_by_its_changes(client: redis.R
         finally:
             shell.kill()
     assert groups.wait(1, WAIT_S_MAX)
-    assert shown(client, "groups")["groups:groupState:a"] == {"n": "3", "sum": "7.5"}
+    assert values_of_job(client, "groups")["groups:groupState:a"] == {"n": "3", "sum": "7.5"}
     assert machines.wait(1, WAIT_S_MAX)
-    assert shown(client, "machines") == {
+    assert values_of_job(client, "machines") == {
         "machines:last:a": "4",
         "machines:last:b": "2.5",
         "machines:total:a": {"n": "3", "sum": "7.5"},

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from state_backend.model.errors import DescriptorError, SparkisError, UnsupportedStateError
-from tests.spark.attaching import CHANGELOG, ROCKSDB, SCHEMA, STORE, Attach, attached, rocksdb, shown
+from tests.spark.attaching import CHANGELOG, ROCKSDB, SCHEMA, STORE, Attach, attached, rocksdb, values_of_job
 from tests.spark.micro_batches import Batches, Settings, start
 
 __all__ = ["attached"]
@@ -46,12 +46,14 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
     query = start(counted.writeStream.outputMode("update").format("noop"), name, tmp_path / "checkpoint")
     attachment = attached(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, name) == {f"{name}:aggregation:a": "1", f"{name}:aggregation:b": "1"}
+    assert values_of_job(client, name) == {f"{name}:aggregation:a": "1", f"{name}:aggregation:b": "1"}
     rows.add({"k": "a"})
     rows.add({"k": "a"}, {"k": "c"})
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
+    assert values_of_job(client, name) == {
+        f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)
+    }
 
 
 @pytest.mark.parametrize("reader", ["files", pytest.param("spark", marks=pytest.mark.slow)])
@@ -69,8 +71,8 @@ def test_rows_with_null_or_separator_in_key_are_left_out(
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert attachment.error is None
-    assert list(shown(client, name)) == [f"{name}:aggregation:x:y"]
-    (value,) = shown(client, name).values()
+    assert list(values_of_job(client, name)) == [f"{name}:aggregation:x:y"]
+    (value,) = values_of_job(client, name).values()
     assert (value["most"], sorted(value.values())) == ("4", ["1", "4"])
     (facts,) = (each for each in client.execute_command("STATE JOBS") if named(each)["name"] == name)
     assert int(named(facts)["skipped_rows"]) == 3
@@ -96,7 +98,7 @@ def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
     rows.add({"k": "a"}, {"k": "b"})
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "without") == {"without:aggregation:a": "2", "without:aggregation:b": "1"}
+    assert values_of_job(client, "without") == {"without:aggregation:a": "2", "without:aggregation:b": "1"}
 
 
 @pytest.mark.slow
@@ -172,7 +174,7 @@ def test_state_in_avro_is_read_by_sparks_reader_only(
     rows.add({"k": "a", "n": 3}, {"k": "a", "n": 1})
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "avro") == {
+    assert values_of_job(client, "avro") == {
         "avro:greatest:a": "3",
         "avro:greatest:b": "2",
         "avro:all:a": ["1", "3", "1"],
@@ -193,7 +195,7 @@ def test_only_sparks_reader_refuses_join_in_one_store(
     with pytest.raises(DescriptorError, match=r"both sides in one store \(spark\.sql\.streaming\.join\.state.*3 or 4"):
         attached(query, reader="spark")
     assert attached(query).wait(timeout_s=WAIT_S_MAX)
-    assert len(shown(client, f"join{version}")) == 2
+    assert len(values_of_job(client, f"join{version}")) == 2
 
 
 def test_spark_reads_checkpoint_behind_its_own_settings(
@@ -221,7 +223,7 @@ def test_spark_reads_checkpoint_behind_its_own_settings(
         rows.add({"k": "a"})
         query.processAllAvailable()
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        assert shown(client, "mounted") == {"mounted:aggregation:a": "2"}
+        assert values_of_job(client, "mounted") == {"mounted:aggregation:a": "2"}
         (line,) = (each.getMessage() for each in caplog.records if "Spark jobs read" in each.getMessage())
         assert (
             "job mounted: Spark jobs read the state, because sparkis cannot: cannot open the checkpoint viewfs" in line

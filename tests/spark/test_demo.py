@@ -144,7 +144,7 @@ def expected() -> State:
 
 
 @pytest.mark.slow
-def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path: Path):
+def test_every_key_of_the_demo_equals_pandas(expected: State, tmp_path: Path):
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     taken = socket.create_server(("127.0.0.1", 0))

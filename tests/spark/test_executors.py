@@ -91,7 +91,7 @@ def test_client_that_follows_moved_finds_every_key(placed: Placed):
 
 
 @pytest.mark.versions
-def test_each_executor_has_one_server_however_many_tasks_ran(placed: Placed):
+def test_executor_of_many_tasks_has_one_server(placed: Placed):
     placed.wait_for_servers(2)
     servers = placing.server_pids(placed.endpoint)
     watched = [placing.executor_of(placing.parent_of(pid)) for pid in servers]

@@ -35,7 +35,7 @@ def lag(client: redis.Redis, job: str) -> dict[str, Any]:
     return dict(found)
 
 
-def said(caplog: pytest.LogCaptureFixture, job: str) -> list[str]:
+def messages_about(caplog: pytest.LogCaptureFixture, job: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"job {job}: ")]
 
 
@@ -93,7 +93,7 @@ def test_no_client_reads_half_a_replay(
     reading.join()
     assert seen == {("10", "7")}
     assert lag(client, old_state)["held_back_epoch"] is None
-    held, shown = said(caplog, old_state)
+    held, shown = messages_about(caplog, old_state)
     assert "readers keep the state of epoch 3" in held
     assert f"sparkis promote --log {endpoint.log} {old_state}" in held
     assert shown.endswith("the new state is visible from now on: no input is waiting")
@@ -140,7 +140,9 @@ def test_new_generation_is_shown_after_the_timeout(
     caplog.set_level(logging.INFO, "sparkis")
     begin_anew(sum_of(numbers, catch_up_timeout=0.5).trigger(processingTime=ONE_BATCH), old_state, tmp_path)
     eventually(lambda: client.get(f"{old_state}:sum:a"), lambda value: value == "1")
-    eventually(lambda: said(caplog, old_state)[-1], lambda line: line.endswith("from now on: 0.5 s have passed"))
+    eventually(
+        lambda: messages_about(caplog, old_state)[-1], lambda line: line.endswith("from now on: 0.5 s have passed")
+    )
 
 
 @pytest.mark.slow
@@ -149,7 +151,7 @@ def test_new_generation_is_shown_at_once_by_option(
 ):
     begin_anew(sum_of(numbers, catch_up_timeout=0).trigger(processingTime=ONE_BATCH), old_state, tmp_path)
     eventually(lambda: client.get(f"{old_state}:sum:a"), lambda value: value == "1")
-    assert not said(caplog, old_state)
+    assert not messages_about(caplog, old_state)
 
 
 def test_query_ending_by_itself_has_caught_up(client: redis.Redis, numbers: DataFrame, old_state: str, tmp_path: Path):
@@ -215,7 +217,7 @@ def test_new_generation_is_shown_when_its_sources_have_caught_up(
         numbers.append(number())
     query.stop()
     assert numbers == sorted(numbers), "no sum goes back"
-    assert said(caplog, "passing")[-1].endswith("its sources have passed the offsets of the old state")
+    assert messages_about(caplog, "passing")[-1].endswith("its sources have passed the offsets of the old state")
 
 
 def start_passing(df: DataFrame, checkpoint: Path) -> StreamingQuery:

@@ -22,7 +22,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
-from tests.spark.attaching import SCHEMA, shown, text, whole
+from tests.spark.attaching import SCHEMA, text, values_of_job, whole
 from tests.spark.micro_batches import Batches, Settings, failure_of, start
 
 Make = Callable[[str], Batches]
@@ -103,7 +103,7 @@ def expected(read: Callable[..., list[Any]], job: str) -> dict[str, Any]:
 
 def seen(client: redis.Redis, job: str) -> dict[str, Any]:
     """Return what clients see of STATES; JSON is read."""
-    found = shown(client, job)
+    found = values_of_job(client, job)
     for key, value in found.items():
         if key.startswith(f"{job}:lastReading:"):
             found[key] = json.loads(value)
@@ -232,11 +232,11 @@ def test_state_cleared_by_a_timer_is_gone_for_readers(client: redis.Redis, batch
     query = start(writer, "timed", tmp_path / "checkpoint")
     attachment = sparkis.attach(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "timed") == {"timed:rows:a": "1", "timed:rows:b": "1"}
+    assert values_of_job(client, "timed") == {"timed:rows:a": "1", "timed:rows:b": "1"}
     rows.add({"k": "b", "t": "2026-01-01T00:01:20Z"})
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "timed") == {"timed:rows:b": "2"}
+    assert values_of_job(client, "timed") == {"timed:rows:b": "2"}
 
 
 class Mayfly(StatefulProcessor):
@@ -267,7 +267,9 @@ def test_changes_by_timer_are_visible_at_their_commit(client: redis.Redis, batch
     made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "processingTime")
     query = begun(made, "mayflies", tmp_path / "checkpoint")
     sparkis.attach(query)
-    found = eventually(lambda: shown(client, "mayflies"), lambda found: len(found) == 2 and "mayflies:gone:a" in found)
+    found = eventually(
+        lambda: values_of_job(client, "mayflies"), lambda found: len(found) == 2 and "mayflies:gone:a" in found
+    )
     assert {key: list(fields) for key, fields in found.items()} == {
         "mayflies:gone:a": ["7"],
         "mayflies:gone:b": ["8"],
@@ -312,7 +314,7 @@ def test_each_of_several_processors_in_one_query_has_its_own_state(client: redis
         rows.add({"k": "a"}, {"k": "a"}, {"k": "b"})
         query = start(writer, "chained", tmp_path / "checkpoint")
         assert sparkis.attach(query).wait()
-        assert shown(client, "chained") == {
+        assert values_of_job(client, "chained") == {
             "chained:ones:a": str(2 * round_),
             "chained:ones:b": str(round_),
             "chained:hundreds:a": str(100 * round_),
@@ -335,9 +337,9 @@ def test_queries_of_one_driver_are_attached_by_their_declarations(client: redis.
     ]
     for query in queries[:2]:
         assert sparkis.attach(query).wait()
-    assert shown(client, "query1") == {"query1:one:a": "1"}
-    assert shown(client, "query2") == {"query2:two:a": "2"}
-    assert shown(client, "query3") == {}
+    assert values_of_job(client, "query1") == {"query1:one:a": "1"}
+    assert values_of_job(client, "query2") == {"query2:two:a": "2"}
+    assert values_of_job(client, "query3") == {}
 
 
 @pytest.mark.slow
@@ -352,8 +354,8 @@ def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis
         assert other.wait()
         assert own.wait()
         assert own is sparkis.attach(query, log=own.log)
-        assert shown(client, "second") == {"second:tens:a": "10", "second:tens:b": "10"}
-        assert shown(client, "first") == {"first:ones:a": "1", "first:ones:b": "1"}
+        assert values_of_job(client, "second") == {"second:tens:a": "10", "second:tens:b": "10"}
+        assert values_of_job(client, "first") == {"first:ones:a": "1", "first:ones:b": "1"}
 
 
 @pytest.mark.slow
@@ -394,11 +396,11 @@ def test_attach_finds_the_declaration_of_an_unknown_query(spark: SparkSession, c
     assert not list(client.scan_iter(match="elsewhere:*"))
     with sparkis.attach(query) as attachment:
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        assert shown(client, "elsewhere") == {"elsewhere:ones:a": "2"}
+        assert values_of_job(client, "elsewhere") == {"elsewhere:ones:a": "2"}
     query.stop()
     with sparkis.attach(checkpoint=checkpoint, job="stopped", states=processor.states) as attachment:
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        assert shown(client, "stopped") == {"stopped:ones:a": "2"}
+        assert values_of_job(client, "stopped") == {"stopped:ones:a": "2"}
 
 
 def test_unknown_variable_is_refused_with_the_known_ones(batches: Make, tmp_path: Path):
@@ -448,7 +450,7 @@ def test_expressions_of_a_declaration_that_need_spark_are_read_by_spark(
     assert "its declared states cannot be read" in caplog.text
     with sparkis.attach(query, reader="spark") as attachment:
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        assert shown(client, "squares") == {"squares:squares:a": "9"}
+        assert values_of_job(client, "squares") == {"squares:squares:a": "9"}
 
 
 @pytest.mark.slow
@@ -492,4 +494,4 @@ def test_a_query_that_declares_nothing_is_left_alone(client: redis.Redis, batche
     query = start(made.writeStream.format("noop").outputMode("update"), "plain", tmp_path / "checkpoint")
     with sparkis.attach(query, state="n") as attachment:
         assert attachment.wait(timeout_s=WAIT_S_MAX)
-        assert shown(client, "plain") == {"plain:n:a": "1"}
+        assert values_of_job(client, "plain") == {"plain:n:a": "1"}

@@ -102,7 +102,7 @@ def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(
 
 
 @pytest.mark.slow
-def test_the_mode_says_whether_a_batch_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_complete_mode_replaces_the_whole_state(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     rows.add({"k": "b", "v": 2})

@@ -100,7 +100,7 @@ def test_delay_is_shown_from_second_epoch_by_argument(client: redis.Redis, batch
         sparkis.publish(batch, batch_id, COUNT, mode="append", job="timed", record_time="at")
         sparkis.publish(batch, batch_id, COUNT, mode="append", job="untimed")
 
-    def shown(job: str) -> Any:
+    def job_delays(job: str) -> Any:
         rows = client.execute_command("STATE", "LAG")
         found = {each["job"]: each for each in map(dict, rows)}
         return found.get(job, {}).get("record_delay_p50_ms")
@@ -110,9 +110,9 @@ def test_delay_is_shown_from_second_epoch_by_argument(client: redis.Redis, batch
     eventually(lambda: client.get("timed:count:a"), lambda found: found == "1")
     rows.add(row("a", HOUR))
     query.processAllAvailable()
-    delay_ms = eventually(lambda: shown("timed"), lambda found: found is not None)
+    delay_ms = eventually(lambda: job_delays("timed"), lambda found: found is not None)
     assert HOUR / timedelta(milliseconds=1) <= delay_ms < DAYS / timedelta(milliseconds=1)
-    assert client.get("untimed:count:a") == "2" and shown("untimed") is None
+    assert client.get("untimed:count:a") == "2" and job_delays("untimed") is None
     query.stop()
 
 

@@ -85,7 +85,7 @@ def expected(table: DataFrame) -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize(
     "is_mixed", [pytest.param(True, id="beside-other-states"), pytest.param(False, id="alone", marks=pytest.mark.slow)]
 )
-def test_every_reduction_of_every_type_is_what_spark_makes_of_all_rows(
+def test_every_reduction_of_every_type_equals_spark_over_all_rows(
     client: redis.Redis, batches: Make, tmp_path: Path, is_mixed: bool
 ):
     """Alone, rows are folded by Spark; beside states that are not folded, where they are encoded."""

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from spark_hooks.sessions import SPARK_VERSION
-from tests.spark.attaching import Attach, attached, rocksdb, shown
+from tests.spark.attaching import Attach, attached, rocksdb, values_of_job
 from tests.spark.micro_batches import Batches, Settings, start
 
 __all__ = ["attached"]
@@ -49,7 +49,7 @@ def test_the_state_of_a_running_query_is_readable_from_its_checkpoint(
     rows.add({"k": "a", "n": 10})
     query.processAllAvailable()
     assert attachment.wait(timeout_s=WAIT_S_MAX)
-    found = shown(client, job)
+    found = values_of_job(client, job)
     assert {key: found[key] for key in (f"{job}:sums:a", f"{job}:sums:b")} == {
         f"{job}:sums:a": "11",
         f"{job}:sums:b": "2",
@@ -89,7 +89,7 @@ def test_declared_states_of_a_processor_are_readable_without_another_call(
     df = rows.df.groupBy("k").transformWithStateInPandas(processor, "k string", "Append", "none")
     query = start(df.writeStream.format("noop"), "declared", tmp_path / "checkpoint")
     assert sparkis.attach(query).wait(timeout_s=WAIT_S_MAX)
-    assert shown(client, "declared") == {"declared:lastN:a": "3", "declared:lastN:b": "2"}
+    assert values_of_job(client, "declared") == {"declared:lastN:a": "3", "declared:lastN:b": "2"}
 
 
 @until_3_5

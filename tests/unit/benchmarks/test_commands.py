@@ -104,7 +104,7 @@ def test_requests_about_keys_have_keys_of_the_data_set() -> None:
         ("info", Work.INFO_ALL),
     ],
 )
-def test_a_command_has_the_work_that_its_row_says(name: str, work: Work) -> None:
+def test_command_has_the_work_of_its_row(name: str, work: Work) -> None:
     command = command_table().get(name.encode())
     assert command is not None
     assert work_of(command) is work

@@ -19,7 +19,7 @@ def test_a_warm_up_and_a_saw_are_not() -> None:
     _check_growth("heap", "heap", [])
 
 
-def test_short_run_says_nothing_about_growth() -> None:
+def test_short_run_has_no_verdict_about_growth() -> None:
     samples = [Sample(float(at), at, at * MIB, at * MIB, 0, {"server": 0}, {}) for at in range(100)]
     _check_sizes(samples, FLAT_AFTER_S - 1)
     with pytest.raises(SoakError, match="the store's file grows"):

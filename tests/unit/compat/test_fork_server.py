@@ -47,7 +47,7 @@ def test_an_exit_code_is_that_of_the_program(ending: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(("ending", "said"), [("'why'", "why\n"), ("OSError('why')", "OSError: why\n")])
-def test_a_program_that_fails_says_why(ending: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_program_gives_its_reason(ending: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     raised = f"SystemExit({ending})" if ending[0] == "'" else ending
     assert run("-c", f"raise {raised}") == (b"", 1)
     assert capfd.readouterr().err.endswith(said)

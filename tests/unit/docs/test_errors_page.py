@@ -107,7 +107,7 @@ def test_a_text_that_no_source_has_is_not_on_the_page() -> None:
         ('raise TypeError("a mistake of a programmer")', []),
     ],
 )
-def test_texts_are_found_however_they_are_written(source: str, found: list[str]) -> None:
+def test_error_texts_are_found_in_every_form_of_code(source: str, found: list[str]) -> None:
     assert sorted(each.text for each in errors_page.texts_of("s", ast.parse(source))) == sorted(found)
 
 

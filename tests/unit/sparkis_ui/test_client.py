@@ -135,7 +135,7 @@ def test_errors_are_of_a_few_kinds(error: Exception, kind: type[Exception]) -> N
         ("", "no reply in time"),
     ],
 )
-def test_a_lost_endpoint_says_why(text: str, reason: str) -> None:
+def test_lost_endpoint_has_a_reason(text: str, reason: str) -> None:
     found = str(client.error_of(redis.exceptions.ConnectionError(text), ENDPOINT))
     assert found.startswith(f"{ENDPOINT.url} does not answer: {reason}") and not found.endswith(".")
 

@@ -31,7 +31,7 @@ def test_every_character_of_a_shown_value_is_visible(data: bytes | float | None,
     assert text.shown(data) == shown
 
 
-def test_a_long_value_is_cut_and_says_so() -> None:
+def test_long_value_is_cut_and_marked() -> None:
     assert text.shown(b"x" * 100, 10) == "x" * 10 + " …"
     assert text.shown(b"x" * 10, 10) == "x" * 10
     assert len(text.shown(b"\x00" * (5 << 20), 10)) < 50

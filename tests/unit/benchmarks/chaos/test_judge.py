@@ -10,7 +10,7 @@ from state_backend.model.slots import slot_of
 Value = int | bytes | None
 
 
-def found(*values: Value, group: int = 1) -> list[tuple[bytes, bytes | None]]:
+def read_pairs(*values: Value, group: int = 1) -> list[tuple[bytes, bytes | None]]:
     """Return the keys of a group with values; a number is that of the value's epoch."""
     names = [key(group, member) for member in "ab"]
     return [
@@ -22,7 +22,7 @@ def found(*values: Value, group: int = 1) -> list[tuple[bytes, bytes | None]]:
 def judged(*answers: list[Value], is_one_epoch: bool = True) -> dict[str, int]:
     judge, seen = Judge(0.0), ReaderPosition()
     for values in answers:
-        judge.record_reply(1, found(*values), seen, 1.0, is_one_epoch=is_one_epoch)
+        judge.record_reply(1, read_pairs(*values), seen, 1.0, is_one_epoch=is_one_epoch)
     return dict(judge.begin(2.0).wrong)
 
 
@@ -51,10 +51,10 @@ def test_a_wrong_answer_is_counted_under_its_name(answers: list[list[Value]], wr
 def test_the_longest_time_without_an_answer_is_that_of_the_key_that_waited_longest() -> None:
     judge, seen = Judge(0.0), ReaderPosition()
     for group in range(GROUPS):
-        judge.record_reply(group, found(1, 1, group=group), seen, 1.0)
+        judge.record_reply(group, read_pairs(1, 1, group=group), seen, 1.0)
     judge.begin(1.0)
     for group in range(GROUPS):
-        judge.record_reply(group, found(2, 2, group=group), seen, 4.0 if group == 7 else 2.0)
+        judge.record_reply(group, read_pairs(2, 2, group=group), seen, 4.0 if group == 7 else 2.0)
     assert judge.begin(4.0).longest_s == 3.0
 
 
@@ -65,8 +65,8 @@ def test_a_key_that_is_not_answered_any_more_has_waited_until_the_end() -> None:
 
 def test_a_connection_that_is_new_may_see_an_older_epoch() -> None:
     judge = Judge(0.0)
-    judge.record_reply(1, found(2, 2), ReaderPosition(), 1.0)
-    judge.record_reply(1, found(1, 1), ReaderPosition(), 1.0)
+    judge.record_reply(1, read_pairs(2, 2), ReaderPosition(), 1.0)
+    judge.record_reply(1, read_pairs(1, 1), ReaderPosition(), 1.0)
     assert not judge.begin(2.0).wrong
 
 
@@ -77,9 +77,9 @@ def test_keys_of_several_slots_may_have_several_epochs_outside_of_a_transaction(
 
 def test_a_connection_goes_back_once_when_that_is_allowed() -> None:
     judge, seen = Judge(0.0), ReaderPosition()
-    judge.record_reply(1, found(4, 4), seen, 1.0)
+    judge.record_reply(1, read_pairs(4, 4), seen, 1.0)
     judge.allow_step_back()
     for epoch in (3, 4, 3):
-        judge.record_reply(1, found(epoch, epoch), seen, 1.0)
+        judge.record_reply(1, read_pairs(epoch, epoch), seen, 1.0)
     window = judge.begin(2.0)
     assert (window.went_back, dict(window.wrong)) == (1, {"backward": 1})

@@ -104,7 +104,7 @@ def test_user_that_is_off_cannot_log_in(tmp_path: Path) -> None:
         ([], "total", Coverage.NOTHING),
     ],
 )
-def test_patterns_say_how_much_of_states_keys_they_reach(patterns: list[str], key_format: str, reach: Coverage) -> None:
+def test_patterns_reach_all_some_or_none_of_states_keys(patterns: list[str], key_format: str, reach: Coverage) -> None:
     assert coverage_of([each.encode() for each in patterns], KeyFormat.parse(key_format)) is reach
 
 

@@ -25,12 +25,12 @@ NODES: list[dict[str, Any]] = [
 ]
 
 
-def made(version: int = 3, **of_first: Any) -> Topology:
+def topology_of(version: int = 3, **of_first: Any) -> Topology:
     return Topology.of_json({"version": version, "nodes": [{**NODES[0], **of_first}, *NODES[1:]]})
 
 
 def test_topology_round_trip() -> None:
-    topology = made()
+    topology = topology_of()
     assert Topology.parse(json.dumps(topology.to_json())) == topology
     assert [node.address for node in topology.nodes] == [A, B, R]
     assert topology.node(R).replica_of == ID
@@ -50,8 +50,8 @@ def test_a_node_is_found_by_its_ipv6_address_with_brackets_or_without() -> None:
 
 
 def test_an_id_that_is_left_out_follows_from_the_address() -> None:
-    ids = [node.id for node in made().nodes]
-    assert ids == [node.id for node in made(version=9).nodes]
+    ids = [node.id for node in topology_of().nodes]
+    assert ids == [node.id for node in topology_of(version=9).nodes]
     assert len(set(ids)) == 3
     assert all(len(each) == 40 for each in ids)
 
@@ -80,7 +80,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
 )
 def test_mistake_of_a_node_is_named(row: Mapping[str, Any], complaint: str) -> None:
     with pytest.raises(TopologyError) as found:
-        made(**row)
+        topology_of(**row)
     assert complaint in str(found.value)
 
 
@@ -104,7 +104,7 @@ def test_mistake_of_a_text_is_named(text: str, complaint: str) -> None:
 
 
 def test_nodes_are_listed_as_redis_lists_them() -> None:
-    topology = made(health="fail")
+    topology = topology_of(health="fail")
     (a, b, r) = (node.id for node in topology.nodes)
     assert texts.nodes(NodeView(topology, R)).splitlines() == [
         f"{a} 10.0.0.1:7379@17379 master,fail - 0 0 3 disconnected 0-5000 5002",
@@ -114,7 +114,7 @@ def test_nodes_are_listed_as_redis_lists_them() -> None:
 
 
 def test_slots_are_in_order_with_the_owner_before_its_replicas() -> None:
-    topology = made()
+    topology = topology_of()
     ends = [[b"10.0.0.1", 7379], [b"b.example.org", 7380], [b"10.0.0.1", 7381]]
     a, b, r = ([*end, node.id.encode(), {}] for end, node in zip(ends, topology.nodes, strict=True))
     expected = [[0, 5000, a, r], [5001, 5001, b], [5002, 5002, a, r], [8192, 16383, b]]
@@ -130,7 +130,7 @@ def test_a_replica_that_cannot_answer_is_no_endpoint(health: str) -> None:
 
 
 def test_slots_of_a_failed_owner_are_counted_apart() -> None:
-    lines = texts.info(NodeView(made(health="fail"), B)).split("\r\n")
+    lines = texts.info(NodeView(topology_of(health="fail"), B)).split("\r\n")
     assert lines[:5] == [
         "cluster_state:ok",
         "cluster_slots_assigned:13195",
@@ -141,7 +141,7 @@ def test_slots_of_a_failed_owner_are_counted_apart() -> None:
 
 
 def test_a_shard_has_one_id() -> None:
-    ids = [texts.shard_id(NodeView(made(), name)) for name in (A, B, R)]
+    ids = [texts.shard_id(NodeView(topology_of(), name)) for name in (A, B, R)]
     assert ids[0] == ids[2] != ids[1]
 
 
@@ -176,7 +176,7 @@ def test_a_shard_has_one_id() -> None:
 def test_clients_are_sent_to_the_owner(name: str, is_readonly: bool, request_sent: bytes, expected: str | None) -> None:
     request = request_sent.split()
     facts = command_table().find(request).facts
-    standing = NodeView(made(), name)
+    standing = NodeView(topology_of(), name)
     if expected is None:
         standing.check(facts, request, is_readonly)
         return
@@ -199,16 +199,16 @@ class Shown:
 def test_only_higher_topology_version_is_applied() -> None:
     shown = Shown()
     membership = TopologySource(shown.set_topology)
-    membership.take(made(3), B)
-    membership.take(made(3), B)
+    membership.take(topology_of(3), B)
+    membership.take(topology_of(3), B)
     for version in (2, 3):
         with pytest.raises(
             TopologyError, match=f"version {version} of the topology is refused: the current version is 3"
         ):
-            membership.take(made(version, slots="0-10"), B)
-    membership.take(made(4, slots="0-10"), B)
+            membership.take(topology_of(version, slots="0-10"), B)
+    membership.take(topology_of(4, slots="0-10"), B)
     with pytest.raises(TopologyError, match="no node 'nobody' in version 5"):
-        membership.take(made(5), "nobody")
+        membership.take(topology_of(5), "nobody")
     assert shown.versions == [3, 4]
 
 
@@ -218,11 +218,11 @@ def test_wrong_topology_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match=r"cluster\.json: it cannot be read: No such file"):
         file.read()
     file.read()  # said once
-    path.write_text(json.dumps(made(1).to_json()))
+    path.write_text(json.dumps(topology_of(1).to_json()))
     file.read()
     path.write_text("{")
     with pytest.raises(TopologyError, match=r"cluster\.json: the topology is not JSON"):
         file.read()
-    path.write_text(json.dumps(made(2).to_json()))
+    path.write_text(json.dumps(topology_of(2).to_json()))
     file.read()
     assert shown.versions == [1, 2]

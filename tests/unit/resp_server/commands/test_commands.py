@@ -270,7 +270,7 @@ def test_a_failed_hello_changes_nothing(connect: Callable[..., Any]) -> None:
     assert client.ask("AUTH default secret") == b"+OK\r\n"
 
 
-def test_a_replica_says_so_everywhere(connect: Callable[..., Any]) -> None:
+def test_role_and_info_report_a_replica(connect: Callable[..., Any]) -> None:
     client = connect(role="slave")
     assert b"replica" in client.ask("HELLO 2")
     assert client.ask("ROLE").startswith(b"*5\r\n$5\r\nslave\r\n")

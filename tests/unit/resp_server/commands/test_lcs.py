@@ -38,7 +38,7 @@ def by_table(a: bytes, b: bytes, length_min: int) -> tuple[bytes, list[Any]]:
     return common, [each for each in runs if each[2] >= length_min]
 
 
-def made(a: bytes, b: bytes, options: LcsOptions) -> Any:
+def lcs_reply(a: bytes, b: bytes, options: LcsOptions) -> Any:
     return next(reply for reply in lcs._reply_after_steps(a, b, options) if reply is not None)
 
 
@@ -48,9 +48,9 @@ def test_texts_matches_and_lengths_are_those_of_the_table() -> None:
         a, b = (bytes(random.choices(b"abc", k=random.randrange(14))) for _ in range(2))
         length_min = random.randrange(3)
         common, runs = by_table(a, b, length_min)
-        assert made(a, b, LcsOptions()) == common
-        assert made(a, b, LcsOptions(has_length=True)) == len(common)
-        found = made(a, b, LcsOptions(has_matches=True, has_match_lengths=True, length_min=length_min))
+        assert lcs_reply(a, b, LcsOptions()) == common
+        assert lcs_reply(a, b, LcsOptions(has_length=True)) == len(common)
+        found = lcs_reply(a, b, LcsOptions(has_matches=True, has_match_lengths=True, length_min=length_min))
         assert found == {b"matches": runs, b"len": len(common)}
 
 

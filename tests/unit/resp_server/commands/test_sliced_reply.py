@@ -56,14 +56,14 @@ def keyspace() -> Keyspace:
 def ask(keyspace: Keyspace) -> Callable[..., Reply]:
     client = SteppingClient(ServerContext(ServerConfig(), keyspace, TABLE, clock=lambda: NOW_MS))
 
-    def asked(line: str, protocol: int = 3) -> Reply:
+    def ask(line: str, protocol: int = 3) -> Reply:
         client.session.protocol = protocol
         raw = client.ask(line)
         reply, end = reply_at(raw, 0)
         assert end == len(raw), line
         return reply
 
-    return asked
+    return ask
 
 
 @pytest.fixture

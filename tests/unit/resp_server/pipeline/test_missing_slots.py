@@ -130,7 +130,7 @@ def test_node_refuses_slots_it_is_loading(node: Callable[[SlotSet], Node], reque
 
 
 @pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS])
-def test_a_server_in_no_cluster_says_that_it_is_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
+def test_server_outside_a_cluster_replies_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     assert node(LOW).ask(request_sent).startswith(b"-LOADING ")
 
 

@@ -27,7 +27,7 @@ def test_slots_that_move_between_living_servers_are_no_failover() -> None:
     assert (moves.slots, moves.failovers) == (8193, 0)
 
 
-def test_a_lost_server_is_one_failover_however_many_slots_it_had() -> None:
+def test_lost_server_of_many_slots_is_one_failover() -> None:
     moves = MovedSlots()
     moves.count(topology(1, "0-8191", "8192-16383"), topology(2, "", "0-16383"), {B})
     assert (moves.slots, moves.failovers) == (8192, 1)

@@ -29,7 +29,7 @@ def job(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name.encode(), "keys": 5, "applied": 3, "age_ms": 1200, "lag_epochs": 0, "lag_ms": 0, **fields}
 
 
-def found(*jobs: dict[str, Any]) -> EndpointState:
+def state_with(*jobs: dict[str, Any]) -> EndpointState:
     """Return facts with some jobs."""
     return EndpointState(at_s=1_000_000.0, jobs=facts.jobs_of(jobs))
 
@@ -51,7 +51,7 @@ def test_a_table_without_facts_has_no_rows(each: Table) -> None:
 
 
 def test_jobs_that_fail_come_first_with_their_errors() -> None:
-    known = found(job("b"), job("c", error=b"disk full"), job("a", stale=True), job("d", held_back_epoch=7))
+    known = state_with(job("b"), job("c", error=b"disk full"), job("a", stale=True), job("d", held_back_epoch=7))
     rows, _ = rows_of(table("jobs"), known)
     assert [(cells[0].text, cells[1].text, cells[1].severity, cells[-1].text) for _, cells in rows] == [
         ("c", "failing", BAD, "disk full"),
@@ -62,7 +62,7 @@ def test_jobs_that_fail_come_first_with_their_errors() -> None:
 
 
 def test_number_column_sorts_largest_first_and_unknown_last() -> None:
-    known = found(job("a", keys=2), job("b", keys=10), job("c", keys=7), job("d", age_ms=None), job("e", age_ms=1))
+    known = state_with(job("a", keys=2), job("b", keys=10), job("c", keys=7), job("d", age_ms=None), job("e", age_ms=1))
     jobs = table("jobs")
     keys, age = 3, 8
     assert [jobs.columns[column].title for column in (keys, age)] == ["KEYS", "AGE"]
@@ -82,21 +82,21 @@ def test_a_heading_shows_the_order() -> None:
 
 
 def test_a_filter_keeps_the_rows_that_contain_a_text_in_any_case() -> None:
-    known = found(job("flights"), job("weather", stale=True))
+    known = state_with(job("flights"), job("weather", stale=True))
     assert [row[0] for row in texts("jobs", known, pattern="FLI")] == ["flights"]
     assert [row[0] for row in texts("jobs", known, pattern="stale")] == ["weather"]
     assert texts("jobs", known, pattern="none") == []
 
 
 def test_the_first_rows_of_many_are_shown_and_all_counted() -> None:
-    known = found(*(job(f"{number:04}", keys=number) for number in range(ROWS_MAX + 20)))
+    known = state_with(*(job(f"{number:04}", keys=number) for number in range(ROWS_MAX + 20)))
     rows, count = rows_of(table("jobs"), known, Order().by(table("jobs"), 3))
     assert (len(rows), count) == (ROWS_MAX, ROWS_MAX + 20)
     assert rows[0][0] == f"{ROWS_MAX + 19:04}"
 
 
 def test_states_have_their_key_formats() -> None:
-    known = found(job("a", state_names=[b"s", b"t"], key_formats=[b"a:s:<k>", b"t/<k>"]))
+    known = state_with(job("a", state_names=[b"s", b"t"], key_formats=[b"a:s:<k>", b"t/<k>"]))
     state = {"name": b"t", "kind": b"hash", "keys": 4}
     known.states = {"a": facts.states_of([state, state | {"name": b"s", "bytes": 2048}])}
     assert texts("states", known) == [
@@ -105,8 +105,8 @@ def test_states_have_their_key_formats() -> None:
     ]
 
 
-def test_servers_have_their_roles_and_those_that_do_not_answer_say_why() -> None:
-    known = found()
+def test_servers_have_roles_and_silent_ones_a_reason() -> None:
+    known = state_with()
     known.cluster = Cluster(
         nodes=facts.nodes_of(NODES),
         info={"h:1": {"connected_clients": "3", "used_memory": "2048"}},
@@ -133,7 +133,7 @@ def test_servers_have_their_roles_and_those_that_do_not_answer_say_why() -> None
 
 
 def test_a_command_has_its_part_of_the_time() -> None:
-    known = found()
+    known = state_with()
     known.commands = facts.commands_of(
         {
             "cmdstat_get": "calls=30,usec=30,usec_per_call=1.00,rejected_calls=1,failed_calls=2",
@@ -147,7 +147,7 @@ def test_a_command_has_its_part_of_the_time() -> None:
 
 
 def test_users_and_slow_requests() -> None:
-    known = found()
+    known = state_with()
     lines = b"id=1 user=ada cmd=get idle=0 flags=t tot-cmds=%d tot-net-in=0 tot-net-out=0\n"
     before, now = (facts.Listing(facts.clients_of(lines % count), at_s) for count, at_s in ((1, 1.0), (5, 3.0)))
     known.users = facts.users_of(now, before)
@@ -157,7 +157,7 @@ def test_users_and_slow_requests() -> None:
 
 
 def test_summary_counts_problems_and_omits_unknown_numbers() -> None:
-    known = found(job("a"), job("b", stale=True))
+    known = state_with(job("a"), job("b", stale=True))
     known.info = {"keyspace_hits": "3", "keyspace_misses": "1"}
     latest = {"keys": 1200.0, "age": 1500.0}
     summary = dict(summary_of(known, latest.get))

@@ -639,7 +639,7 @@ def test_source_lag_survives_restart_and_snapshot(followed: Followed, tmp_path: 
     assert followed.step()["source_lag"] == expected
 
 
-def test_records_count_once_however_often_their_epochs_are_applied(followed: Followed) -> None:
+def test_records_of_epochs_applied_again_count_once(followed: Followed) -> None:
     def commit(number: int, records: int) -> int:
         """Commit an epoch; return how many records were counted."""
         writer.commit(number, clock_ms=writer.clock_ms(), record_ages={4: records})

@@ -67,7 +67,7 @@ class Scene:
         assert self.applier.store is not None
         return self.applier.store
 
-    def shown(self) -> dict[bytes, bytes | None]:
+    def values(self) -> dict[bytes, bytes | None]:
         with self.store.snapshot(1) as snapshot:
             return {key: snapshot.value(key) for key in snapshot.scan(0, 1 << 20)[1]}
 
@@ -90,7 +90,7 @@ def test_only_its_slots_are_applied_counted_and_shown(scene: Scene) -> None:
     scene.publish(b"1")
     scene.publish(b"2")
     scene.settle()
-    assert scene.shown() == of(LOW, b"2")
+    assert scene.values() == of(LOW, b"2")
     assert scene.store.applied.key_count == len(of(LOW, b"2"))
     assert (scene.reported["slots"], scene.reported["loading"], scene.reported["applied"]) == ("0-8191", "", 1)
     with scene.store.snapshot(1) as snapshot:
@@ -103,7 +103,7 @@ def test_no_slot_at_all_still_follows_the_epochs(scene: Scene) -> None:
     scene.start(NONE)
     scene.publish(b"1")
     scene.settle()
-    assert (scene.reported["slots"], scene.reported["applied"], scene.shown()) == ("", 0, {})
+    assert (scene.reported["slots"], scene.reported["applied"], scene.values()) == ("", 0, {})
     with scene.store.snapshot(1) as snapshot:
         assert list(snapshot.random_keys()) == []
 
@@ -133,7 +133,7 @@ def test_snapshot_parts_without_its_slots_are_not_opened(scene: Scene, monkeypat
     for part in gone:
         (folder / part.name).rename(scene.log / part.name)
     scene.settle()
-    assert (scene.reported["error"], scene.shown()) == ("", of(LOW, b"1"))
+    assert (scene.reported["error"], scene.values()) == ("", of(LOW, b"1"))
     (scene.log / "job/q.1/epochs/0.json").unlink()  # else what is missing is read from there
     scene.applier.set_desired_slots(SlotSet.parse("9000-9999"))
     scene.settle()
@@ -141,7 +141,7 @@ def test_snapshot_parts_without_its_slots_are_not_opened(scene: Scene, monkeypat
     for part in gone:
         (scene.log / part.name).rename(folder / part.name)
     scene.settle()
-    assert (scene.reported["error"], scene.shown()) == ("", of(SlotSet.parse("9000-9999"), b"1"))
+    assert (scene.reported["error"], scene.values()) == ("", of(SlotSet.parse("9000-9999"), b"1"))
 
 
 def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
@@ -181,12 +181,12 @@ def test_gained_range_is_owned_once_caught_up(scene: Scene, monkeypatch: pytest.
         scene.applier.step()
         seen.append((scene.reported["applied"], scene.reported["slots"]))
         owned = SlotSet.parse(scene.reported["slots"])
-        assert scene.shown() == of(owned, b"%d" % min(number, 7))
+        assert scene.values() == of(owned, b"%d" % min(number, 7))
     assert [applied for applied, _ in seen] == list(range(5, 20))
     assert seen[0][1] == seen[5][1] == "0-8191"
     scene.settle()
     assert (scene.reported["slots"], scene.reported["loading"]) == ("0-16383", "")
-    assert scene.shown() == of(ALL, b"7")
+    assert scene.values() == of(ALL, b"7")
     assert scene.store.applied.key_count == len(KEYS)
 
 
@@ -198,7 +198,7 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     scene.applier.step()
     assert (scene.reported["slots"], scene.reported["applied"]) == ("0-99", 0)
     assert scene.reported["error"]
-    assert scene.shown() == of(SlotSet.parse("0-99"), b"1")
+    assert scene.values() == of(SlotSet.parse("0-99"), b"1")
 
 
 def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +224,9 @@ def test_lost_range_is_removed_in_batches_or_regained(scene: Scene, monkeypatch:
     scene.applier.step()
     owned = SlotSet.parse(scene.reported["slots"])  # those that are removed by then
     assert len(owned) < 1_000
-    assert scene.shown() == of(owned, b"2")
+    assert scene.values() == of(owned, b"2")
     scene.settle()
-    assert (scene.reported["slots"], scene.shown()) == ("0-8191", of(LOW, b"2"))
+    assert (scene.reported["slots"], scene.values()) == ("0-8191", of(LOW, b"2"))
     assert entries(scene.store) == before
 
 
@@ -253,7 +253,7 @@ def test_loading_range_begins_anew_when_its_epochs_are_collected(
     scene.settle()
     assert "loading restarts" in caplog.text
     assert (scene.reported["slots"], scene.reported["error"]) == ("0-16383", "")
-    assert scene.shown() == of(ALL, b"last")
+    assert scene.values() == of(ALL, b"last")
 
 
 def test_large_epochs_and_snapshots_are_loaded_run_by_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def test_large_epochs_and_snapshots_are_loaded_run_by_run(scene: Scene, monkeypa
         if (held := scene.store.slot_ownership.loading) is not None:
             seen.add((held.snapshot, held.epoch, held.runs > 0))
     assert seen >= {(0, -1, True), (-1, 0, False), (-1, 0, True)}
-    assert scene.shown() == of(ALL, b"2")
+    assert scene.values() == of(ALL, b"2")
 
 
 def test_cached_replies_are_dropped_when_slots_were_away(scene: Scene) -> None:
@@ -311,7 +311,7 @@ def test_a_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Sc
     scene.applier.close()
     scene.start(HIGH)
     scene.settle()
-    assert (scene.reported["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"1"))
+    assert (scene.reported["slots"], scene.values()) == ("8192-16383", of(HIGH, b"1"))
     assert scene.store.applied.key_count == len(of(HIGH, b"1")) == entries(scene.store)
 
 
@@ -324,7 +324,7 @@ def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) ->
     assert (scene.reported["slots"], scene.reported["loading"]) == ("", "8192-16383")
     other.publish([put(key, b"new") for key in KEYS])
     scene.settle()
-    assert (scene.reported["slots"], scene.shown()) == ("8192-16383", of(HIGH, b"new"))
+    assert (scene.reported["slots"], scene.values()) == ("8192-16383", of(HIGH, b"new"))
 
 
 # Lines ---------------------------------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def test_command_prints_its_result_or_reason_of_its_failure(tmp_path: Path, caps
     assert "sparkis rename: the log" in capsys.readouterr().err
 
 
-def test_an_applier_takes_the_new_job_and_says_where_it_came_from(tmp_path: Path) -> None:
+def test_applier_takes_renamed_job_and_logs_its_former_name(tmp_path: Path) -> None:
     old_job(tmp_path / "log")
     rename(tmp_path / "log", "old", "new")
     events: list[dict[str, Any]] = []

@@ -45,7 +45,7 @@ def publish(log: Path, epochs: range, *, keys: int = 50) -> None:
             writer.publish([put_number(epoch % keys, f"e{epoch}"), field], clock_ms=1_000 + epoch)
 
 
-def shown(log: Path, **options: Any) -> dict[bytes, Any]:
+def values_in_log(log: Path, **options: Any) -> dict[bytes, Any]:
     """Return the whole state by key, expiries included."""
     with read_snapshot(log, "job", **options) as snapshot:
         return {(each.key, each.field): each for each in snapshot.changes()}  # type: ignore[misc]
@@ -59,10 +59,10 @@ def follower(log: Path, folder: Path) -> tuple[Applier, list[dict[str, Any]]]:
 def test_snapshot_equals_collected_state(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(200))
-    before = shown(log)
+    before = values_in_log(log)
     compact_log(str(log), "job", retention_ms=0)
     assert len(ChangeLog(log).job("job").numbers("q.1")) == 1
-    assert shown(log) == before
+    assert values_in_log(log) == before
     publish(log, range(200, 230))
     with read_snapshot(log, "job") as snapshot:
         assert snapshot.value(b"job:v:29") == b"e229"
@@ -76,7 +76,7 @@ def test_newest_snapshot_before_retention_stays_with_later_epochs(tmp_path: Path
     models: list[dict[bytes, Any]] = []
     for number in range(60):
         publish(tmp_path, range(number, number + 1))
-        models.append(shown(tmp_path))
+        models.append(values_in_log(tmp_path))
         current = log.current()
         assert current is not None
         if number % 5 == 4:
@@ -84,7 +84,7 @@ def test_newest_snapshot_before_retention_stays_with_later_epochs(tmp_path: Path
                 snapshots.write(log, current, snapshot)
             sweep(log, current, at_ms=1_000 + number, retention_ms=20)
             for past in range(max(0, number - 20), number + 1):
-                assert shown(tmp_path, epoch=past) == models[past]
+                assert values_in_log(tmp_path, epoch=past) == models[past]
     assert log.snapshot_numbers("q.1") == [34, 44, 54, 59], "besides the two newest, they are half the retention apart"
     assert log.numbers("q.1") == list(range(35, 60))
     sweep(log, current, at_ms=1_059 + 20, retention_ms=20)
@@ -196,7 +196,7 @@ def test_a_rewind_leaves_later_snapshots_behind(tmp_path: Path) -> None:
         assert snapshot.value(b"job:v:7") is None
 
 
-def test_late_log_says_so_after_first_epochs_are_gone(tmp_path: Path) -> None:
+def test_store_of_log_without_its_first_epochs_is_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with LogWriter(log, "job", STATES, "q") as writer:
         for epoch in range(7, 12):
@@ -362,7 +362,7 @@ def test_a_damaged_newest_snapshot_is_left_out_for_the_one_before(
 ) -> None:
     log = tmp_path / "log"
     newer, _ = two_snapshots(log)
-    before = shown(log)
+    before = values_in_log(log)
     damage(newer)
     if not has_first_epochs:
         for path in epochs_of(log)[:10]:

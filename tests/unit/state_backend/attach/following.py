@@ -124,7 +124,7 @@ def generations(log: Path) -> int:
     return len({term.generation for term in found.terms.down_from(current.term) if not term.is_void})
 
 
-def shown(log: Path) -> Shown:
+def values_in_log(log: Path) -> Shown:
     """Return the keys and values of the job, as clients read them from its log."""
     with read_snapshot(str(log), JOB) as snapshot:
         kinds = {state.name: state.kind for state in described(log).states}

@@ -35,7 +35,7 @@ from tests.unit.state_backend.attach.following import (
     following,
     generations,
     in_spark,
-    shown,
+    values_in_log,
     without_json,
 )
 
@@ -53,7 +53,7 @@ def follow(growing: GrowingCheckpoint, log: Path, last: int) -> None:
 def shown_once_begun(log: Path) -> Shown:
     """Return what clients read; nothing while a generation has no epoch."""
     with suppress(LogError):
-        return shown(log)
+        return values_in_log(log)
     return {}
 
 
@@ -76,8 +76,8 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
     follow(growing, log, 2)
     assert epochs(log) == [2]
     assert (epoch(log, 2).replaces, epoch(log, 2).origin) == (("aggregation",), 0)
-    assert shown(log) == in_spark(growing.path, 2)
-    for key in shown(log):
+    assert values_in_log(log) == in_spark(growing.path, 2)
+    for key in values_in_log(log):
         assert [version.is_oldest for version in history_of(ChangeLog(str(log)).job(JOB), key, 10)] == [True]
 
 
@@ -91,7 +91,7 @@ def test_large_state_is_read_by_several_processes(job: str, log: Path, tmp_path:
         assert attachment.wait(4, WAIT_S)
     assert (epochs(log), epoch(log, 4).origin, len(epoch(log, 4).inline)) == ([4], 0, 2)
     expected = in_spark(growing.path, 4)
-    assert without_json(shown(log), expected) == expected
+    assert without_json(values_in_log(log), expected) == expected
 
 
 def test_error_of_one_process_stops_epoch(growing: GrowingCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch):
@@ -106,7 +106,7 @@ def test_error_of_one_process_stops_epoch(growing: GrowingCheckpoint, log: Path,
         assert epochs(log) == []
         broken.write_bytes(content)
         assert attachment.wait(2, WAIT_S)
-    assert shown(log) == in_spark(growing.path, 2)
+    assert values_in_log(log) == in_spark(growing.path, 2)
 
 
 def test_attachment_resumes_after_last_epoch_of_log(growing: GrowingCheckpoint, log: Path):
@@ -115,7 +115,7 @@ def test_attachment_resumes_after_last_epoch_of_log(growing: GrowingCheckpoint, 
     commit(growing, 2, 3, 4)
     follow(growing, log, 4)
     assert (epochs(log), generations(log)) == ([1, 2, 3, 4], 1)
-    assert shown(log) == in_spark(growing.path, 4)
+    assert values_in_log(log) == in_spark(growing.path, 4)
 
 
 def test_a_purged_batch_starts_a_new_generation_with_the_whole_state(growing: GrowingCheckpoint, log: Path):
@@ -126,7 +126,7 @@ def test_a_purged_batch_starts_a_new_generation_with_the_whole_state(growing: Gr
         growing.uncommit(batch)
     follow(growing, log, 4)
     assert (epochs(log), generations(log)) == ([4], 2)
-    assert shown(log) == in_spark(growing.path, 4)
+    assert values_in_log(log) == in_spark(growing.path, 4)
 
 
 def test_a_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, log: Path):
@@ -139,14 +139,14 @@ def test_a_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, 
         growing.plan_again(2)
         growing.commit(2)
         assert attachment.wait(2, WAIT_S)
-        assert shown(log) == in_spark(growing.path, 2)
+        assert values_in_log(log) == in_spark(growing.path, 2)
     (growing.path / "commits/2").unlink()
     for batch in (2, 3, 4):
         growing.plan_again(batch, later_ms=2000)
     commit(growing, 2, 3, 4)  # further than the log is: only the batches' timestamps tell
     follow(growing, log, 4)
     assert epochs(log) == [4]
-    assert shown(log) == in_spark(growing.path, 4)
+    assert values_in_log(log) == in_spark(growing.path, 4)
 
 
 def test_another_query_at_the_path_replaces_the_state(growing: GrowingCheckpoint, log: Path):
@@ -158,7 +158,7 @@ def test_another_query_at_the_path_replaces_the_state(growing: GrowingCheckpoint
         eventually(lambda: generations(log), lambda count: count == 2)
         assert attachment.wait(2, WAIT_S)
     assert epochs(log) in ([1, 2], [2])
-    assert shown(log) == in_spark(growing.path, 2)
+    assert values_in_log(log) == in_spark(growing.path, 2)
 
 
 def test_files_of_a_batch_without_a_commit_are_never_read(growing: GrowingCheckpoint, log: Path):
@@ -169,12 +169,12 @@ def test_files_of_a_batch_without_a_commit_are_never_read(growing: GrowingCheckp
         assert attachment.wait(3, WAIT_S)
         for path in deltas:  # as a batch left it that failed before its commit
             path.write_bytes((path.parent / "1.delta").read_bytes())
-        assert shown(log) == in_spark(growing.path, 3)
+        assert values_in_log(log) == in_spark(growing.path, 3)
         for path, content in right.items():  # and as its second try wrote it
             path.write_bytes(content)
         growing.commit(4)
         assert attachment.wait(4, WAIT_S)
-    assert shown(log) == in_spark(growing.path, 4)
+    assert values_in_log(log) == in_spark(growing.path, 4)
 
 
 def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: GrowingCheckpoint, log: Path):
@@ -186,7 +186,7 @@ def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: Growing
         assert attachment.wait(2, WAIT_S)
     assert (epochs(log), generations(log)) == ([1, 2], 1)
     assert epoch(log, 2).replaces == ("aggregation",)
-    assert shown(log) == in_spark(growing.path, 2)
+    assert values_in_log(log) == in_spark(growing.path, 2)
 
 
 def test_folders_of_other_partitions_remain_after_a_repartition(growing: GrowingCheckpoint, log: Path):
@@ -199,7 +199,7 @@ def test_folders_of_other_partitions_remain_after_a_repartition(growing: Growing
         commit(growing, 2, 3)
         assert attachment.wait(3, WAIT_S)
     assert (epochs(log), generations(log)) == ([1, 2, 3], 1)
-    assert shown(log) == in_spark(growing.path, 3)
+    assert values_in_log(log) == in_spark(growing.path, 3)
 
 
 def test_damaged_file_stops_state_until_whole(growing: GrowingCheckpoint, log: Path):
@@ -214,7 +214,7 @@ def test_damaged_file_stops_state_until_whole(growing: GrowingCheckpoint, log: P
         assert epochs(log) == [1]
         broken.write_bytes(content)
         assert attachment.wait(2, WAIT_S)
-    assert shown(log) == in_spark(growing.path, 2)
+    assert values_in_log(log) == in_spark(growing.path, 2)
 
 
 def test_changed_plan_is_refused_unless_it_may_replace_state(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
@@ -228,7 +228,7 @@ def test_changed_plan_is_refused_unless_it_may_replace_state(growing: GrowingChe
         attach_files(str(other.path), job=JOB, log=str(log))
     with following(other.path, log, on_mismatch="replace") as attachment:
         assert attachment.wait(0, WAIT_S)
-    assert shown(log) == in_spark(other.path, 0)
+    assert values_in_log(log) == in_spark(other.path, 0)
 
 
 def test_unsupported_operator_is_refused_by_name(growing: GrowingCheckpoint, log: Path, tmp_path: Path):
@@ -277,7 +277,7 @@ def test_killed_follower_leaves_each_batch_once(job: str, log: Path, tmp_path: P
         assert attachment.wait(growing.batches[-1], WAIT_S)
     assert epochs(log) == list(range(epochs(log)[0], growing.batches[-1] + 1))
     expected = in_spark(growing.path, growing.batches[-1])
-    found = shown(log)
+    found = values_in_log(log)
     assert {key: len(value) for key, value in found.items()} == {key: len(value) for key, value in expected.items()}
 
 
@@ -286,7 +286,7 @@ def test_a_start_and_an_end_that_no_window_made_are_both_in_the_key(growing: Gro
     schema.write_bytes(schema.read_bytes().replace(b"spark.timeWindow", b"spark.timeWindov"))
     commit(growing, 0)
     follow(growing, log, 0)
-    assert shown(log) == {
+    assert values_in_log(log) == {
         key.replace(b"10:00:00Z", b"10:00:00Z:2024-03-01T10:10:00Z"): value
         for key, value in in_spark(growing.path, 0).items()
     }
@@ -311,7 +311,7 @@ def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_p
         attachment.wait(timeout_s=WAIT_S)
     with following(growing.path, log, coalesced(growing.path)) as attachment:
         assert attachment.wait(timeout_s=WAIT_S)
-    assert b"j:aggregation:none" in shown(log)
+    assert b"j:aggregation:none" in values_in_log(log)
 
 
 def test_counted_null_in_key_does_not_end_attachment(log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -327,7 +327,7 @@ def test_counted_null_in_key_does_not_end_attachment(log: Path, tmp_path: Path, 
     assert end.skipped_rows == 1
     (line,) = [each.message for each in caplog.records if "left out" in each.message]
     assert "'word' is null in 1 row" in line
-    assert shown(log)
+    assert values_in_log(log)
 
 
 def test_functions_without_a_name_stay_in_the_value_beside_those_with_one(growing: GrowingCheckpoint):

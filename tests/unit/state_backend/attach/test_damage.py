@@ -18,7 +18,7 @@ from tests.unit.state_backend.attach.following import (
     epochs,
     following,
     in_spark,
-    shown,
+    values_in_log,
     without_json,
 )
 
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_named_and_waited_for(job: str, tmp_path: Path, monkey
                 assert (epochs(log), attached.error) == ([BATCH - 1], None)
             replace_file(path, whole)
             assert attached.wait(BATCH, WAIT_S)
-        assert without_json(shown(log), expected) == expected
+        assert without_json(values_in_log(log), expected) == expected
         (growing.path / f"commits/{BATCH}").unlink()
 
 

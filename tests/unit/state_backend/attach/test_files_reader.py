@@ -19,7 +19,7 @@ from tests.unit.state_backend.attach.following import (
     epochs,
     following,
     in_spark,
-    shown,
+    values_in_log,
     without_json,
 )
 
@@ -54,7 +54,7 @@ def test_after_each_commit_the_log_has_the_state_of_its_batch(version: str, job:
             growing.commit(batch)
             assert attachment.wait(batch, WAIT_S)
             expected = in_spark(growing.path, batch)
-            assert without_json(shown(log), expected) == expected, batch
+            assert without_json(values_in_log(log), expected) == expected, batch
     assert epochs(log) == growing.batches
 
 
@@ -69,7 +69,7 @@ def test_texts_that_are_not_utf8_are_their_bytes_and_replaced_in_json_values(tmp
     ]
     with following(growing.path, log, states) as attachment:
         assert attachment.wait(4, WAIT_S)
-    found = shown(log)
+    found = values_in_log(log)
     contents = [bytes.fromhex(each) + b"%d" % at for at, each in enumerate(NOT_UTF8)]
     assert len(found) == 3 * len(contents)
     for content in contents:
@@ -90,11 +90,11 @@ def test_a_deduplication_of_spark_before_3_3_1_has_its_keys(tmp_path: Path):
     keys = {b"j:seen:%d" % number: b"1" for number in range(8)}
     with following(folder, tmp_path / "log") as attachment:
         assert attachment.wait(1, WAIT_S)
-    assert shown(tmp_path / "log") == keys
+    assert values_in_log(tmp_path / "log") == keys
     (folder / "state/0/_metadata/metadata").unlink()  # Spark before 4.0 writes none
     with following(folder, tmp_path / "other") as attachment:
         assert attachment.wait(1, WAIT_S)
-    assert shown(tmp_path / "other") == keys
+    assert values_in_log(tmp_path / "other") == keys
 
 
 def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):
@@ -109,7 +109,7 @@ def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):
         for batch in growing.batches:
             growing.commit(batch)
             assert attachment.wait(batch, WAIT_S)
-            assert shown(log) == in_spark(growing.path, batch), batch
+            assert values_in_log(log) == in_spark(growing.path, batch), batch
     assert epochs(log) == growing.batches
 
 
@@ -134,4 +134,4 @@ def test_stores_of_states_that_are_not_attached_are_not_read(
         for batch, expected in zip(growing.batches, left, strict=True):
             growing.commit(batch)
             assert attachment.wait(batch, WAIT_S)
-            assert without_json(shown(log), expected) == expected, batch
+            assert without_json(values_in_log(log), expected) == expected, batch

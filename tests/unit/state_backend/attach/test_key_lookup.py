@@ -63,10 +63,10 @@ def normal(text: str) -> str:
     return json.dumps(json.loads(text, parse_int=str, parse_float=str)) if is_json(text) else text
 
 
-def shown(found: Any, state: StateDescriptor) -> Any:
+def json_of(found: Any, state: StateDescriptor) -> Any:
     """Return what `get` prints of a state in the form of `served`."""
     if isinstance(found, list):
-        return [shown(each, state) for each in found]
+        return [json_of(each, state) for each in found]
     if state.field is not None:
         return {
             name: {each: as_text(value) for each, value in row.items() if value is not None}
@@ -103,7 +103,7 @@ def test_key_has_columns_and_texts_of_attachment(job: str, tmp_path: Path, capsy
             state = states[info.state]
             key = info.key.removeprefix(f"j:{state.name}:".encode()).decode(errors="surrogateescape")
             found = get(capsys, folder, key, "--state", state.name)
-            assert shown(found[state.name], state) == served(snapshot, info, state), info.key
+            assert json_of(found[state.name], state) == served(snapshot, info, state), info.key
 
 
 def test_columns_name_the_functions_of_a_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from tests.unit.state_backend.attach.following import (
     coalesced,
     epochs,
     following,
-    shown,
+    values_in_log,
 )
 
 # Both providers and checkpoint formats, several stores, column families, lists, and changes found by comparison.
@@ -86,7 +86,7 @@ def change_batch(written: WrittenCheckpoint, batch: int) -> None:
 
 def counts(log: Path) -> set[bytes]:
     """Return the values of the field `count`, by which the last batch that wrote a key is known."""
-    return {value[b"count"] for value in shown(log).values()}
+    return {value[b"count"] for value in values_in_log(log).values()}
 
 
 def follow(job: str, folder: Path, readers: Readers) -> list[int]:

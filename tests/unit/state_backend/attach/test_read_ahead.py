@@ -15,7 +15,7 @@ from state_backend.attach.attachment import StateReader
 from state_backend.attach.files_reader import FilesReader
 from state_backend.attach.reader_process import ProcessReader
 from state_backend.log.change_log import ChangeLog
-from tests.unit.state_backend.attach.following import JOB, WAIT_S, epochs, following, shown
+from tests.unit.state_backend.attach.following import JOB, WAIT_S, epochs, following, values_in_log
 
 PARTITIONS = 3
 KEYS = 6_000  # so many that their changes do not fit into the file of an epoch
@@ -41,7 +41,7 @@ def listed(log: Path, batch: int) -> list[str]:
 
 def counts(log: Path) -> set[bytes]:
     """Return the values of the field `count`, by which the last batch that wrote a key is known."""
-    return {value[b"count"] for value in shown(log).values()}
+    return {value[b"count"] for value in values_in_log(log).values()}
 
 
 def threads() -> list[str]:
@@ -92,7 +92,7 @@ def test_replaced_rows_of_repeated_batch_are_never_in_log(written: WrittenCheckp
         written.commit(1)
         assert attachment.wait(1, WAIT_S)
     assert not set(listed(log, 1)) & set(names)
-    found = shown(log)
+    found = values_in_log(log)
     expected = {number: b"7" if number in chosen else b"1" for number in NUMBERS}
     assert {number: found[f"{JOB}:aggregation:{key_of(number)}".encode()][b"count"] for number in NUMBERS} == expected
 

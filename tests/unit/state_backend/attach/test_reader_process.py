@@ -24,7 +24,7 @@ from tests.unit.state_backend.attach.following import (
     following,
     generations,
     in_spark,
-    shown,
+    values_in_log,
     without_json,
 )
 
@@ -81,7 +81,7 @@ def test_each_epoch_has_the_rows_of_its_batch(job: str, readers: Readers, log: P
             growing.commit(batch)
             assert attachment.wait(batch, WAIT_S)
             expected = in_spark(growing.path, batch)
-            assert without_json(shown(log), expected) == expected, batch
+            assert without_json(values_in_log(log), expected) == expected, batch
         pid = readers.pid
     assert epochs(log) == growing.batches
     assert not is_running(pid), "stop() ends it"
@@ -100,7 +100,7 @@ def test_a_child_that_dies_is_restarted_at_the_next_read(
         assert attachment.error is None
     assert "ended with exit code -9; restarted" in caplog.text
     assert (epochs(log), generations(log)) == ([0, 1], 1)
-    assert shown(log) == in_spark(growing.path, 1)
+    assert values_in_log(log) == in_spark(growing.path, 1)
 
 
 def test_child_lost_during_read_fails_and_batch_is_reread(growing: GrowingCheckpoint, readers: Readers, log: Path):
@@ -117,7 +117,7 @@ def test_child_lost_during_read_fails_and_batch_is_reread(growing: GrowingCheckp
         eventually(lambda: attachment.failure, lambda failure: failure is None)
         assert readers.pid != first
     assert (epochs(log), generations(log)) == ([0, 1], 1)
-    assert shown(log) == in_spark(growing.path, 1)
+    assert values_in_log(log) == in_spark(growing.path, 1)
 
 
 def test_stop_ends_a_read(growing: GrowingCheckpoint, readers: Readers, log: Path):

@@ -56,7 +56,7 @@ def test_a_struct_may_precede_other_parts_of_a_key() -> None:
     assert keys_of({"place": place, "side": "c:d"}) == [b'j:aggregation:{"city":"a:b","floors":[1,null]}:c:d']
 
 
-def test_a_null_in_a_key_is_an_error_that_says_how_to_replace_it() -> None:
+def test_error_of_null_in_a_key_names_coalesce() -> None:
     with pytest.raises(RowError, match=r"'side' is null in 1 row.*--column side=\"coalesce\(side, \.\.\.\)\""):
         keys_of({"place": {}, "side": None}, on_bad_key="fail")
 

@@ -23,7 +23,7 @@ from tests.unit.state_backend.attach.following import (
     following,
     generations,
     in_spark,
-    shown,
+    values_in_log,
     without_json,
 )
 
@@ -66,7 +66,7 @@ def test_an_attachment_goes_on_across_an_upgrade(version: str, job: str, restart
                 attachment = running.enter_context(following(growing.path, log, states))
             assert attachment.wait(batch, WAIT_S)
             expected = in_spark(growing.path, batch)
-            assert without_json(shown(log), expected) == expected, batch
+            assert without_json(values_in_log(log), expected) == expected, batch
     assert (epochs(log), generations(log)) == (growing.batches, 1)
 
 
@@ -88,7 +88,7 @@ def test_attachment_survives_operator_name_of_real_time_mode(restarts: bool, tmp
             attachment = running.enter_context(following(growing.path, log, states))
         growing.commit(1)
         assert attachment.wait(1, WAIT_S)
-    assert without_json(shown(log), expected := in_spark(growing.path, 1)) == expected
+    assert without_json(values_in_log(log), expected := in_spark(growing.path, 1)) == expected
     assert (epochs(log), generations(log)) == ([0, 1], 1)
 
 

@@ -12,7 +12,7 @@ from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.model.errors import CheckpointError
 
 
-def made(folder: Path, *paths: str) -> CheckpointFiles:
+def make_files(folder: Path, *paths: str) -> CheckpointFiles:
     """Make folders; a path that ends with a number of commits in brackets is a checkpoint with them."""
     for path in paths:
         name, _, commits = path.rstrip("]").partition("[")
@@ -25,8 +25,8 @@ def made(folder: Path, *paths: str) -> CheckpointFiles:
     return CheckpointFiles.at(str(folder))
 
 
-def found(folder: Path, *paths: str) -> list[str]:
-    return [query.checkpoint for query in queries_below(made(folder, *paths))]
+def checkpoints_below(folder: Path, *paths: str) -> list[str]:
+    return [query.checkpoint for query in queries_below(make_files(folder, *paths))]
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_flow_has_its_names_from_the_path_of_its_checkpoint(location: str, flow:
 
 
 def test_query_before_its_first_commit_is_found_where_folders_are_names_of_files(tmp_path: Path) -> None:
-    made(tmp_path, "a/offsets", "a/state", "b/offsets", "b/sources", "c/offsets/q[1]")
-    assert found(tmp_path) == ["a", "b", "c/offsets/q"]
+    make_files(tmp_path, "a/offsets", "a/state", "b/offsets", "b/sources", "c/offsets/q[1]")
+    assert checkpoints_below(tmp_path) == ["a", "b", "c/offsets/q"]
 
 
 def test_queries_are_found_at_any_depth(tmp_path: Path) -> None:
-    assert found(tmp_path, "a[1]", "b/c/d[0]", "2[1]", "1[1]", "empty/x") == ["1", "2", "a", "b/c/d"]
+    assert checkpoints_below(tmp_path, "a[1]", "b/c/d[0]", "2[1]", "1[1]", "empty/x") == ["1", "2", "a", "b/c/d"]
 
 
 def test_last_number_of_a_flow_with_a_commit_is_its_checkpoint(tmp_path: Path) -> None:
     flow = "s/_checkpoints/cat/db/t/t"
-    files = made(tmp_path, f"{flow}/0[3]", f"{flow}/9[1]", f"{flow}/10[2]", f"{flow}/11[0]")
+    files = make_files(tmp_path, f"{flow}/0[3]", f"{flow}/9[1]", f"{flow}/10[2]", f"{flow}/11[0]")
     assert queries_below(files) == [FoundQuery(flow, f"{flow}/10")]
     (tmp_path / flow / "11/commits/0").touch()
     assert queries_below(files) == [FoundQuery(flow, f"{flow}/11")]
@@ -70,24 +70,24 @@ def test_last_number_of_a_flow_with_a_commit_is_its_checkpoint(tmp_path: Path) -
 
 def test_newest_number_counts_if_none_has_a_commit(tmp_path: Path) -> None:
     flow = "_checkpoints/out/f"
-    assert found(tmp_path, f"{flow}/0[0]", f"{flow}/1[0]") == [f"{flow}/1"]
+    assert checkpoints_below(tmp_path, f"{flow}/0[0]", f"{flow}/1[0]") == [f"{flow}/1"]
 
 
 def test_what_has_no_checkpoints_is_not_searched(tmp_path: Path) -> None:
     inside = (".hidden", "_delta_log", "day=1", "log/job")
     (tmp_path / "log/job/terms").mkdir(parents=True)
-    made(tmp_path, *(f"{each}/q[1]" for each in inside), "_checkpoints/q[1]")
+    make_files(tmp_path, *(f"{each}/q[1]" for each in inside), "_checkpoints/q[1]")
     (tmp_path / "q[1]").write_text("a file")
-    assert found(tmp_path) == ["_checkpoints/q"]
-    assert found(tmp_path / "nothing") == []
+    assert checkpoints_below(tmp_path) == ["_checkpoints/q"]
+    assert checkpoints_below(tmp_path / "nothing") == []
 
 
 def test_folders_are_searched_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FOLDERS_MAX", 3)
-    files = made(tmp_path, "a", "b", "c")
+    files = make_files(tmp_path, "a", "b", "c")
     with pytest.raises(CheckpointError, match="has more than 3 folders"):
         queries_below(files)
     monkeypatch.undo()
     monkeypatch.setattr(discovery, "DEPTH_MAX", 2)
-    assert found(tmp_path / "d", "1/2/3[1]") == ["1/2/3"]
-    assert found(tmp_path / "e", "1/2/3/4[1]") == []
+    assert checkpoints_below(tmp_path / "d", "1/2/3[1]") == ["1/2/3"]
+    assert checkpoints_below(tmp_path / "e", "1/2/3/4[1]") == []

@@ -167,7 +167,7 @@ def test_errors_longer_than_pipe_buffer_do_not_block_output() -> None:
     [(["sh", "-c", "kill -9 $$"], 9), ([sys.executable, "-c", "raise KeyboardInterrupt"], 2)],
     ids=["killed", "Ctrl-C"],
 )
-def test_a_process_that_is_killed_says_nothing_of_the_file(command: list[str], number: int) -> None:
+def test_killed_process_is_no_format_error(command: list[str], number: int) -> None:
     with pytest.raises(CheckpointError, match=f"the process that reads it was killed by signal {number}") as raised:
         list(snapshots.output_of(command, "1.zip"))
     assert not isinstance(raised.value, CheckpointFormatError)

@@ -17,7 +17,7 @@ from state_backend.attach.states import AttachedState
 from state_backend.checkpoint.checkpoint import Checkpoint
 from state_backend.model.errors import DescriptorError, UnsupportedStateError
 from tests.golden_checkpoints import NEWEST, unpack, unpack_case
-from tests.unit.state_backend.attach.following import JOB, WAIT_S, following, shown
+from tests.unit.state_backend.attach.following import JOB, WAIT_S, following, values_in_log
 
 UNKNOWN = ("stateStoreSave", "quantumSave")
 AVRO = ('"unsaferow"', '"avro"')
@@ -169,7 +169,7 @@ def test_an_attachment_serves_the_other_states(folder: Path, tmp_path: Path, cap
     with caplog.at_level(logging.WARNING), following(folder, log) as attachment:
         assert attachment.wait(4, WAIT_S)
     assert "a state is left out, because sparkis does not read it: operator 1 (quantumSave)" in caplog.text
-    assert set(shown(log)) == {b"j:aggregation:all"}
+    assert set(values_in_log(log)) == {b"j:aggregation:all"}
 
 
 def test_a_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) -> None:

@@ -138,7 +138,7 @@ EXAMPLES: list[tuple[str, pa.Array]] = [
 ]
 
 
-def shown(texts: pa.Array) -> str:
+def printed(texts: pa.Array) -> str:
     return ", ".join(f"`{each}`" for each in texts.to_pylist())
 
 
@@ -147,4 +147,4 @@ def test_the_documentation_shows_the_text_of_each_type() -> None:
     for name, values in EXAMPLES:
         in_json = json_texts(values)
         text = in_json if pa.types.is_nested(values.type) else plain_texts(values)
-        assert f"| {name} | {shown(text)} | {shown(in_json)} |\n" in page
+        assert f"| {name} | {printed(text)} | {printed(in_json)} |\n" in page

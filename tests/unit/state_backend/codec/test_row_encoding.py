@@ -436,7 +436,7 @@ def test_packed_columns_mark_empty_maps():
     assert packed[1].as_py() == packed_map.EMPTY
 
 
-def test_a_row_may_say_when_it_expires():
+def test_row_may_have_its_own_expiry():
     batch = rows(k0=["a", "b", "c"], v0=["1", "2", None], e=[1_000, None, 3_000])
     assert changes(VALUES, batch) == [
         put(b"job:temp:a", b"1", 1_000),

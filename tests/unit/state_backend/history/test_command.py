@@ -89,14 +89,14 @@ def test_value_of_bytes_is_shown_in_hex_and_never_as_text(tmp_path: Path, capsys
                 ]
             )
 
-    def shown(key: str) -> list[tuple[object, object]]:
+    def history_of(key: str) -> list[tuple[object, object]]:
         assert main(["history", key, "--log", str(tmp_path), "--json"]) == 0
         lines = [json.loads(line, parse_constant=pytest.fail) for line in capsys.readouterr().out.splitlines()]
         return [(each["value"], each.get("value_hex")) for each in lines]
 
-    assert shown("job:temp:a") == [("é", None), (None, "e9"), ("café", None)]
-    assert shown("job:fields:a")[1] == (None, {"66": "e9"})
-    assert shown("job:scores:a")[1:] == [
+    assert history_of("job:temp:a") == [("é", None), (None, "e9"), ("café", None)]
+    assert history_of("job:fields:a")[1] == (None, {"66": "e9"})
+    assert history_of("job:scores:a")[1:] == [
         (None, [["62", 7], ["636166c3a9", "inf"], ["e9", "inf"]]),
         ([["b", 7], ["café", "inf"]], None),
     ]

@@ -271,7 +271,7 @@ def test_store_of_other_process_needs_boot_id(followed: Followed, monkeypatch: p
     later.close()
 
 
-def test_a_file_is_as_long_as_its_pages_say_after_each_epoch(followed: Followed) -> None:
+def test_file_size_equals_its_pages_after_each_epoch(followed: Followed) -> None:
     """LMDB leaves out pages at the end that a transaction used and freed again."""
     for number in range(30):
         many = [Change("temp", Op.PUT, b"job:temp:x%d" % each, None, bytes(3000)) for each in range(number * 7)]

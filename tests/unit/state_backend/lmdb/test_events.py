@@ -289,7 +289,7 @@ def test_oldest_chunks_are_deleted_if_all_are_too_large(recorded: Recorded) -> N
     assert stored.bytes % (50 - stored.first) == 0 and stored.bytes + stored.bytes // (50 - stored.first) > 300
 
 
-def test_one_batch_stays_however_large_it_is(recorded: Recorded) -> None:
+def test_last_batch_of_events_stays_at_any_size(recorded: Recorded) -> None:
     recorded.store.events_bytes_max = 1
     for number in range(3):
         recorded.apply([put(b"%d" % number)])

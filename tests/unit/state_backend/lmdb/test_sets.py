@@ -92,7 +92,7 @@ def test_a_member_that_is_put_with_the_score_it_has_is_no_change(store: LmdbStor
         assert shown.ranks(KEY, [b"0007"]) == [7]
 
 
-def test_a_set_expires_as_a_whole_when_the_last_put_says(store: LmdbStore) -> None:
+def test_set_expires_at_the_time_of_its_last_put(store: LmdbStore) -> None:
     apply(store, put(b"ann", b"1", 2_000), put(b"bob", b"2", 3_000), Change("top", Op.DELETE, KEY, b"ann"))
     with store.snapshot(2_999) as shown:
         entry = shown.key_info(KEY)

@@ -53,7 +53,7 @@ class Query:
         self.clock_ms = self._since_ms + elapsed_ms
 
 
-def shown(root: Path) -> str:
+def visible_generation(root: Path) -> str:
     """Return the query whose state readers see."""
     visible = ChangeLog(root).job("job").visible()
     assert visible is not None
@@ -73,9 +73,9 @@ def test_a_query_whose_sources_have_passed_the_old_offsets_has_caught_up(
     writer.publish([])
     for behind in (['{"t":{"0":4}}'], [], [OLD, OLD]):
         query.catch_up.on_commit(behind)
-        assert (shown(root), query.catch_up.is_done) == ("old", False)
+        assert (visible_generation(root), query.catch_up.is_done) == ("old", False)
     query.catch_up.on_commit([OLD])
-    assert (shown(root), query.catch_up.is_done) == ("new", True)
+    assert (visible_generation(root), query.catch_up.is_done) == ("new", True)
     query.catch_up.on_commit([PAST])
     assert announced(caplog) == [
         "job job: the new state is visible from now on: its sources have passed the offsets of the old state"
@@ -88,12 +88,12 @@ def test_query_without_input_has_caught_up(root: Path, writer: LogWriter, caplog
     writer.publish([])
     query.idle_after = 0  # before the last epoch
     query.catch_up.check()
-    assert shown(root) == "old"
+    assert visible_generation(root) == "old"
     query.idle_after = 1
     query.catch_up.check(is_behind=True)
-    assert (shown(root), query.catch_up.is_done) == ("old", False)
+    assert (visible_generation(root), query.catch_up.is_done) == ("old", False)
     query.catch_up.check()
-    assert (shown(root), query.catch_up.is_done) == ("new", True)
+    assert (visible_generation(root), query.catch_up.is_done) == ("new", True)
     assert announced(caplog) == ["job job: the new state is visible from now on: no input is waiting"]
     stored = json.loads((root / writer.log.promotion_path(writer.generation)).read_bytes())
     assert stored["reason"] == "no input is waiting"
@@ -106,10 +106,10 @@ def test_a_query_that_does_not_catch_up_in_time_is_shown_as_it_is(
     writer.publish([])
     query.wait_until_ms(2_499)
     query.catch_up.check()
-    assert shown(root) == "old"
+    assert visible_generation(root) == "old"
     query.wait_until_ms(2_500)
     query.catch_up.check(is_behind=True)
-    assert (shown(root), query.catch_up.is_done) == ("new", True)
+    assert (visible_generation(root), query.catch_up.is_done) == ("new", True)
     assert announced(caplog) == ["job job: the new state is visible from now on: 2.5 s have passed"]
 
 
@@ -118,14 +118,14 @@ def test_a_query_without_a_timeout_is_held_back_until_it_has_caught_up(root: Pat
     writer.publish([])
     query.wait_until_ms(10**12)
     query.catch_up.check()
-    assert shown(root) == "old"
+    assert visible_generation(root) == "old"
 
 
 def test_a_query_without_an_epoch_has_nothing_to_show(root: Path, writer: LogWriter) -> None:
     query = Query(writer, 0)
     query.wait_until_ms(10**12)
     query.catch_up.check()
-    assert (shown(root), query.catch_up.is_done) == ("old", False)
+    assert (visible_generation(root), query.catch_up.is_done) == ("old", False)
 
 
 def test_promoted_query_is_done(root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture) -> None:

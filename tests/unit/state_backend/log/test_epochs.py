@@ -66,7 +66,7 @@ def test_any_other_content_is_corrupt_and_nothing_else(content: bytes) -> None:
         Epoch.from_bytes(content, "7.json")
 
 
-def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
+def test_epoch_of_newer_format_is_an_error_that_names_the_upgrade() -> None:
     newer = json.loads(EPOCH.to_bytes())
     newer["format"] = 5
     del newer["checksum"]

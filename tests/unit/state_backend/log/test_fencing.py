@@ -194,7 +194,7 @@ def test_writers_heartbeat_thread_ends_with_it(tmp_path: Path, monkeypatch: pyte
     thread.join()
 
 
-def test_a_heartbeat_says_no_more_than_the_last_status(tmp_path: Path) -> None:
+def test_heartbeat_repeats_the_last_status(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.mark_final()
     before = writer.log.heartbeat()

@@ -65,7 +65,7 @@ def value(root: Path) -> bytes | None:
         return snapshot.value(b"job:s:a")
 
 
-def test_readers_see_new_generation_when_log_says_so(root: Path, tmp_path: Path) -> None:
+def test_readers_see_new_generation_once_promoted(root: Path, tmp_path: Path) -> None:
     there = Reader(root, tmp_path / "there")
     assert there.look() == ("old", 1, None)
     writer = begin(root)
@@ -152,7 +152,7 @@ def test_either_held_back_generation_may_be_shown(root: Path) -> None:
     assert value(root) == b"second"
 
 
-def test_command_shows_a_held_back_generation_or_says_that_there_is_none(root: Path) -> None:
+def test_promote_shows_held_back_generation_or_fails_without_one(root: Path) -> None:
     with pytest.raises(LogError, match="job 'job': nothing is held back; readers see generation old"):
         promote(root, "job")
     with pytest.raises(LogError, match="has no job 'jbo'; jobs: job"):

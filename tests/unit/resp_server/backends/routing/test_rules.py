@@ -170,7 +170,7 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("5s", 5), ("1.5m", 90), ("1h", 3600)])
-def test_a_rule_says_for_how_long_replies_of_the_upstream_are_cached(text: str, seconds: float) -> None:
+def test_rule_sets_cache_time_of_upstream_replies(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
     assert KeyMatcher((), [rule]).forwarded_by_database == {0: [ForwardedKeys(b"a:*", Owner.UPSTREAM, is_cached=True)]}

@@ -59,7 +59,7 @@ def test_replies_that_depend_on_more_than_the_value_are_not_compared() -> None:
     )
 
 
-def test_a_shadow_says_how_it_compares() -> None:
+def test_shadow_rule_has_a_comparison() -> None:
     row = '[[rule]]\nkeys = "a"\nowner = "{}"\ncompare = {}\n'
     assert parse_rules(row.format("shadow", '"number:1e-9"'), "")[0].tolerance == 1e-9
     assert parse_rules(row.format("shadow", '"exact"'), "")[0].tolerance is None
