@@ -48,9 +48,6 @@ DRIVER_CONNECTIONS_MAX = 1024
 # The time without traffic before the first TCP keepalive probe, where a peer may send nothing for hours (guess).
 KEEPALIVE_S = 60
 
-# Values of a job that are not committed yet, in each server (guess: a million keys). A batch with more shows none.
-FRESH_BYTES_MAX = 256 << 20
-
 # The defaults of an upstream's limits, which are also options.
 # Twice the time for which Redis runs a script before it replies BUSY (the default of `busy-reply-threshold`).
 UPSTREAM_TIMEOUT_S = 10.0

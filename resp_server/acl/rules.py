@@ -410,6 +410,7 @@ class User(Account):
     def __init__(self, name: bytes, known_commands: CommandTable | None = None) -> None:
         self.name = name
         self.rate_limiter: RateLimiter | None = None
+        self.reads_committed = False
         self.was_used = False  # a client has logged in as this user
         self.compiled: Any = None  # the compiled core's form of the rules, made when first needed
         self._known_commands = NO_COMMANDS if known_commands is None else known_commands

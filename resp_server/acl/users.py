@@ -75,6 +75,7 @@ class Users:
         path: The ACL file; None: no file.
         server_password: The password of the server's own proxies and of other nodes, for a login as `default`; their
             user is unrestricted and not listed.
+        committed_only: The users who read committed values only.
     """
 
     def __init__(
@@ -84,12 +85,14 @@ class Users:
         path: str | None = None,
         limits: Sequence[RateLimit] = (),
         server_password: str | None = None,
+        committed_only: Sequence[str] = (),
     ) -> None:
         self._known_commands = known_commands
         self.path = path
         self.denials = DenialLog()
+        self._committed_only = {name.encode() for name in committed_only}
         self._rate_limiters = {limit.user.encode(): RateLimiter(limit) for limit in limits}
-        self.default = self._with_rate_limiter(User.default(known_commands))
+        self.default = self._with_settings(User.default(known_commands))
         self.default.was_used = True
         self._by_name = {DEFAULT_USER: self.default}
         self._sorted: list[User] = []  # the users in the order of their names; empty: to be made
@@ -132,8 +135,9 @@ class Users:
         self._loaded = None
         _set_password(self.default, password)
 
-    def _with_rate_limiter(self, user: User) -> User:
+    def _with_settings(self, user: User) -> User:
         user.rate_limiter = self._rate_limiters.get(user.name)
+        user.reads_committed = user.name in self._committed_only
         return user
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ class Users:
             if name in self._by_name:
                 self._by_name[name].take_rules_of(made)
             else:
-                self._put(name, self._with_rate_limiter(made))
+                self._put(name, self._with_settings(made))
 
     def set(self, name: bytes, rules: Sequence[bytes]) -> User:
         """Apply rules to a user, which is created if it does not exist; return it. AccessError."""
@@ -196,7 +200,7 @@ class Users:
         is_new = user is None
         if user is None:
             _check_name(name)
-            user = self._with_rate_limiter(User(name, self._known_commands))
+            user = self._with_settings(User(name, self._known_commands))
         try:
             user.apply_all(rules)
         except RuleError as error:
@@ -240,7 +244,7 @@ class Users:
         remaining = {name: user for name, user in self._by_name.items() if name in read}
         for name, user in read.items():
             if name not in remaining:
-                remaining[name] = self._with_rate_limiter(user)
+                remaining[name] = self._with_settings(user)
                 changed.append(name)
             elif remaining[name].text != user.text:
                 remaining[name].take_rules_of(user)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from random import randrange
-from typing import NamedTuple
 
 from resp_server.session.account import Account
 from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
@@ -22,6 +23,7 @@ from state_backend.model.slots import HASH_BITS, SLOTS
 from state_backend.store.keyspace import Job, KeyspaceView
 from state_backend.store.slot_view import STEP_KEYS, SlotView, counts_of
 from state_backend.store.store import AppliedEpoch, Snapshot
+from state_backend.store.uncommitted import FreshFacts
 
 # Random keys that are tried before a full scan: enough for a user that may read an eighth of all keys.
 RANDOM_TRIES = 32
@@ -65,7 +67,8 @@ def can_see_job(user: Account, job: str) -> bool:
     return coverage_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Coverage.NOTHING
 
 
-class VisibleJob(NamedTuple):
+@dataclass(frozen=True)
+class VisibleJob:
     """A job as a user sees it, with the states of which the user may read keys.
 
     Args:
@@ -77,6 +80,16 @@ class VisibleJob(NamedTuple):
     states: Sequence[StateDescriptor]
     coverage: Mapping[str, Coverage]
     is_fully_visible: bool
+
+    @cached_property
+    def file_bytes(self) -> tuple[int, int]:
+        """The bytes of used and of free pages of the job's store; none for a user who may not read all of it."""
+        return self.job.store.used_bytes() if self.is_fully_visible else (0, 0)
+
+    @cached_property
+    def fresh(self) -> FreshFacts:
+        """What is known of the values that are not committed yet."""
+        return FreshFacts() if self.job.fresh is None else self.job.fresh.facts(self.applied.epoch)
 
     @property
     def applied(self) -> AppliedEpoch:

@@ -191,7 +191,7 @@ POLICIES: Mapping[str, Policy] = {
     "state|expect": _state(is_internal=True, split=Split(Joined.ONE_OK)),
     "state|follow": _state(),
     "state|fresh": _state(is_internal=True),
-    "state|freshness": _state(is_internal=True),
+    "state|freshness": _state(),
     "state|help": _state(),
     "state|history": Policy(role=Role.STATE_HISTORY, answered_by=AnsweredBy.STATES),
     "state|hold": _state(is_internal=True),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.spec import argument, own_facts
-from resp_server.limits import FRESH_BYTES_MAX
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, NoPermError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply
@@ -90,11 +89,15 @@ def _answer(context: CommandContext, verb: bytes, request: _Request, content: Se
 
 @worker_query("show fresh values")
 def show_fresh_values(server: ServerContext, name: str) -> None:
-    """Show a job's fresh values to the clients of this process."""
-    job = server.keyspace.jobs.get(name)
-    if job is not None and job.fresh is None and isinstance(job.store, LmdbStore):
+    """Show a job's fresh values to the clients of this process. Called for each batch."""
+    job, bytes_max = server.keyspace.jobs.get(name), server.config.fresh_values_max_bytes
+    if job is None or not isinstance(job.store, LmdbStore):
+        return
+    if isinstance(job.fresh, FreshValues):
+        job.fresh.bytes_max = bytes_max  # CONFIG SET may have changed it
+    elif job.fresh is None:
         folder = folder_of(job.store.path, server.process.run_id)
-        server.keyspace.show_fresh(name, FreshValues(folder, job.generation, FRESH_BYTES_MAX))
+        server.keyspace.show_fresh(name, FreshValues(folder, job.generation, bytes_max))
 
 
 def _writer(server: ServerContext, name: str) -> FreshWriter:
@@ -132,5 +135,5 @@ def state_freshness(context: CommandContext, mode: bytes) -> Reply:
     wanted = mode.upper()
     if wanted not in (b"RECORD", b"COMMITTED"):
         raise syntax_error()
-    context.session.reads_committed = wanted == b"COMMITTED"
+    context.session.set_reads_committed(wanted == b"COMMITTED")
     return OK

@@ -506,11 +506,10 @@ def _applied(context: CommandContext) -> list[AppliedEpoch]:
 def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
     """Return a line per job: its readable epoch, its committed epoch and the lag between them."""
     visible_jobs = list(context.visibility_of(context.jobs).jobs())
-    sizes = {visible.job.name: visible.job.store.used_bytes() for visible in visible_jobs if visible.is_fully_visible}
     rows: dict[str, object] = {
         "sparkis_jobs": len(visible_jobs),
-        "sparkis_store_bytes": sum(used for used, _ in sizes.values()),
-        "sparkis_store_free_bytes": sum(free for _, free in sizes.values()),
+        "sparkis_store_bytes": sum(visible.file_bytes[0] for visible in visible_jobs),
+        "sparkis_store_free_bytes": sum(visible.file_bytes[1] for visible in visible_jobs),
     }
     for visible in visible_jobs:
         rows[f"job_{visible.job.name}"] = info_text(info_row_of(visible, context.now_ms))

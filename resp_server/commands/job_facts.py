@@ -92,12 +92,7 @@ def _record_delay(name: str, percentile: str) -> Fact:
 
 def _fresh(name: str, of: Callable[[FreshFacts, int], Any], merged: Callable[[Sequence[Row], str], Any]) -> Fact:
     """Return a fact about the values that are not committed yet."""
-
-    def found(visible: VisibleJob, now_ms: int) -> Any:
-        fresh = visible.job.fresh
-        return of(FreshFacts() if fresh is None else fresh.facts(visible.applied.epoch), now_ms)
-
-    return _lag(name, found, merged)
+    return _lag(name, lambda visible, now_ms: of(visible.fresh, now_ms), merged)
 
 
 def _time(clock_ms: int | None) -> str | None:
@@ -141,11 +136,7 @@ FACTS = (
     _lag("as_of", lambda visible, now_ms: _time(visible.job.as_of_ms), of_newest),
     _lag("error", lambda visible, now_ms: visible.error, error_texts),
     Fact("slots", lambda visible, now_ms: str(visible.snapshot.owned_slots), union_of_slots),
-    Fact(
-        "store_bytes",
-        lambda visible, now_ms: visible.job.store.used_bytes()[0] if visible.is_fully_visible else 0,
-        total,
-    ),
+    Fact("store_bytes", lambda visible, now_ms: visible.file_bytes[0], total),
     Fact("state_names", lambda visible, now_ms: [state.name for state in visible.states], of_newest),
     Fact(
         "key_formats",

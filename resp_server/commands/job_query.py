@@ -33,11 +33,12 @@ def jobs_query(server: ServerContext, nothing: None) -> Mapping[str, Any]:
 
 def _row(job: Job, snapshot: Snapshot, now_ms: int) -> dict[str, Any]:
     """Return the row of STATE JOBS, and what only metrics have."""
-    return row_of(VisibleJob(job, snapshot, job.states, {}, is_fully_visible=True), now_ms) | {
+    visible = VisibleJob(job, snapshot, job.states, {}, is_fully_visible=True)
+    return row_of(visible, now_ms) | {
         "applied_epochs": job.applied_epochs,
         "apply_ns": job.apply_ns,
         "expired_keys": snapshot.applied.expired_keys,
-        "store_free_bytes": job.store.used_bytes()[1],
+        "store_free_bytes": visible.file_bytes[1],
         "record_delays": job.record_delays,
         "progress": _progress(job, snapshot),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from resp_server.forwarding.reply_splitter import FrameError, pack
 from resp_server.protocol.request_parser import Request
@@ -19,7 +19,7 @@ class Handshake:
     """Requests that a server has to accept.
 
     Args:
-        optional: The names of commands that the server may refuse.
+        is_optional: Returns whether the server may refuse a request.
         refusal: A function of a command's name and its reply. It returns why the reply is not acceptable, or an empty
             text.
     """
@@ -27,13 +27,13 @@ class Handshake:
     def __init__(
         self,
         requests: Sequence[Request],
-        optional: Collection[bytes],
+        is_optional: Callable[[Request], bool],
         refusal: Callable[[bytes, bytes], str] = lambda name, reply: "",
     ) -> None:
         self._refusal = refusal
         self._requests = requests
-        self._optional = optional
-        self._unanswered = [request[0] for request in requests]
+        self._is_optional = is_optional
+        self._unanswered = list(requests)
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, transport: asyncio.WriteTransport) -> None:
@@ -45,11 +45,12 @@ class Handshake:
         """Take the next reply; FrameError if there are more replies than requests."""
         if not self._unanswered:
             raise FrameError("more replies than requests")
-        name = self._unanswered.pop(0)
+        request = self._unanswered.pop(0)
+        name = request[0]
         reason = self._refusal(name, reply)
         # A Redis that runs a long script replies BUSY to PING. It still runs SCRIPT KILL.
         is_busy = name == b"PING" and reply.startswith(BUSY)
-        if name not in self._optional and reply[:1] == b"-" and not is_busy:
+        if reply[:1] == b"-" and not (is_busy or self._is_optional(request)):
             reason = reply[1:-2].decode("utf-8", "replace")
         if reason:
             self.fail(reason)

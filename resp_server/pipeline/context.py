@@ -96,7 +96,14 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.process = ProcessInfo(self.clock())
         config = self.config
-        self.users = Users(self.table, config.password, config.aclfile, config.rate_limits, config.server_password)
+        self.users = Users(
+            self.table,
+            config.password,
+            config.aclfile,
+            config.rate_limits,
+            config.server_password,
+            config.committed_only,
+        )
         self.tracking = TrackingTable(self.config.tracking_table_max_keys)
         self.epochs = SharedEpochs(self.keyspace, lambda: self.clock(), lambda: self.view)
         self.view = self._own_view(self.process.started_ms)

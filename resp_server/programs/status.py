@@ -182,6 +182,7 @@ def _job_row(job: dict[str, Any]) -> tuple[str, ...]:
         "incomplete" if job["incomplete"] else "",
         "" if job["held_back_epoch"] is None else f"epoch {job['held_back_epoch']} of a new generation is held back",
         f"{job['skipped_rows']:,} rows skipped" if job["skipped_rows"] else "",
+        _before_commit(job),
         job["error"],
     ]
     return (
@@ -211,6 +212,15 @@ def _record_delay(job: dict[str, Any]) -> str:
     if job.get("record_delay_p50_ms") is None:  # also a server of an older version
         return UNKNOWN
     return f"p50 {job['record_delay_p50_ms']:,} ms, p99 {job['record_delay_p99_ms']:,} ms"
+
+
+def _before_commit(job: dict[str, Any]) -> str:
+    """Return how many values are not committed yet, beside the committed keys, and their age; empty without any."""
+    if not job.get("fresh_keys"):  # also a server of an older version
+        return ""
+    age = "" if job["fresh_age_ms"] is None else f", {_duration(job['fresh_age_ms'] / 1000)} old"
+    share = f" ({job['fresh_keys'] / job['keys']:.0%} of the keys)" if job["keys"] else ""
+    return f"{job['fresh_keys']:,} values before their commit{share}{age}{', incomplete' * job['fresh_incomplete']}"
 
 
 def _state_rows(job: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -14,12 +14,14 @@ class Account(ABC):
         is_open: No password is needed.
         is_unrestricted: No request has to be checked.
         rate_limiter: None: there is no limit.
+        reads_committed: The user's connections begin with STATE FRESHNESS COMMITTED.
         compiled: The rules in the form of the compiled core.
         was_used: A client has logged in as this user.
     """
 
     name: bytes
     rate_limiter: Any
+    reads_committed: bool
     compiled: Any
     was_used: bool
 

@@ -64,8 +64,8 @@ class Session(SessionFields):
             not redirect it. (A replica in a cluster redirects clients until they send READONLY.)
         can_use_checked_fast_path: The same, but the user may be restricted, and the client may track keys.
         can_queue: As `can_use_checked_fast_path`, but the client has a transaction.
-        can_be_forwarded: As `can_use_fast_path`, but in any database, and the client may track keys. Only a proxy's
-            compiled code uses it: the forwarder keeps databases apart.
+        can_be_forwarded: As `can_use_fast_path`, but in any database, the client may track keys, and it reads values
+            before their commit. Only a proxy's compiled code uses it: the forwarder keeps databases apart.
         can_call: The core may call the functions of commands (`pipeline.called`): the client is authenticated as a user
             without a rate limit, and not closing; its replies are on; it has no transaction.
         pushed: The pushes to the client while the core calls a command for it; None: it calls none.
@@ -139,7 +139,7 @@ class Session(SessionFields):
         self.db = 0
         self.name = b""
         self.is_readonly = False
-        self.reads_committed = False
+        self.reads_committed = self.user.reads_committed
         self.epoch_feed: EpochFeed | None = None
         # CLIENT REPLY SKIP suppresses RESET's reply, too.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
@@ -155,7 +155,8 @@ class Session(SessionFields):
             and self.user.is_open
             and self.protocol == RESP2
             and self.epoch_feed is None
-            and not (self.name or self.is_readonly or self.reads_committed or self.watched)
+            and self.reads_committed is self.user.reads_committed
+            and not (self.name or self.is_readonly or self.watched)
             and self.read_point is None
         )
 
@@ -174,9 +175,10 @@ class Session(SessionFields):
         self.can_queue = is_plain and self.transaction is not None and self.db == 0
         is_forwardable = is_plain and self.transaction is None
         self.can_call = can_run and self.transaction is None
-        self.can_be_forwarded = is_forwardable and self.user.is_unrestricted
+        is_unrestricted = is_forwardable and self.user.is_unrestricted
+        self.can_be_forwarded = is_unrestricted and not self.reads_committed
         self.can_use_checked_fast_path = is_forwardable and self.db == 0
-        self.can_use_fast_path = self.can_be_forwarded and self.db == 0 and self.tracking_state is None
+        self.can_use_fast_path = is_unrestricted and self.db == 0 and self.tracking_state is None
 
     def begin_transaction(self) -> None:
         """Queue commands from now on."""
@@ -201,12 +203,14 @@ class Session(SessionFields):
         if user is not self.user or not self._is_logged_in:
             user.was_used = True
             self.user, self._is_logged_in = user, True
+            self.reads_committed = user.reads_committed
             self._update_flags()
 
     def log_out(self) -> None:
         """Log the client out: its user was removed."""
         self.user = self.default_user
         self._is_logged_in = False
+        self.reads_committed = self.user.reads_committed
         self._update_flags()
 
     def refresh_user(self) -> None:
@@ -261,6 +265,11 @@ class Session(SessionFields):
         if is_readonly != self.is_readonly:
             self.is_readonly = is_readonly
             self._update_flags()
+
+    def set_reads_committed(self, reads_committed: bool) -> None:
+        """Read committed values only, or the newest ones (STATE FRESHNESS)."""
+        self.reads_committed = reads_committed
+        self._update_flags()
 
     def set_at_replica(self, is_replica: bool) -> None:
         """Set whether the server is a replica in a cluster."""

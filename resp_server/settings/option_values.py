@@ -121,6 +121,11 @@ def as_of(text: str) -> AsOf:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Parse names with commas between them."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def rate_limit(text: str) -> RateLimit:
     """Parse the value of --rate-limit."""
     try:

@@ -28,7 +28,7 @@ from resp_server.settings.config_values import (
     yes_or_no,
 )
 from resp_server.settings.event_classes import config_letters
-from resp_server.settings.option_values import event_letters, levels, tcp_port, whole_number
+from resp_server.settings.option_values import event_letters, levels, names, tcp_port, whole_number
 from resp_server.settings.setting import (
     ATTACH,
     PROXY,
@@ -99,6 +99,28 @@ class ClientLimits:
         config=InConfig(integer_between(0, INT32_MAX)),
         type=whole_number(0, INT32_MAX, "a number of seconds"),
         metavar="SECONDS",
+    )
+    committed_only: Sequence[str] = setting(
+        (),
+        "users, with commas between them, whose connections begin with STATE FRESHNESS COMMITTED: they read no values "
+        "before their commit (default: none)",
+        SERVERS,
+        section="rate-limit",
+        config=InConfig(render=",".join),
+        note="([Real-Time Mode](real-time.md#readers-choose))",
+        type=names,
+        metavar="USER[,USER...]",
+    )
+    # A batch with more values shows none of them. (Guess: a million keys.)
+    fresh_values_max_bytes: int = setting(
+        256 * MIB,
+        "values of a job before their commit, in each server (default 256mb)",
+        SERVERS,
+        section="limits",
+        config=InConfig(memory_size(MIB, INT64_MAX)),
+        note="([Real-Time Mode](real-time.md))",
+        type=option_of(memory_size(MIB, INT64_MAX)),
+        metavar="BYTES",
     )
     acllog_max_len: int = of_redis(128, integer_between(0, INT64_MAX), "N", "entries of ACL LOG (default 128)")
     client_output_buffer_limit: Mapping[str, OutputLimits] = of_redis(

@@ -246,7 +246,8 @@ def numpy_float_text(number: np.floating[Any]) -> str:
 def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
     """Rewrite the texts that have an exponent, which is rare; the others stay unchanged."""
     content = texts.buffers()[2]
-    if content is None or not any(letter in content.to_pybytes() for letter in EXPONENTS):
+    written = b"" if content is None else content.to_pybytes()
+    if not any(letter in written for letter in EXPONENTS):
         return texts
     has_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
     if not pc.any(has_exponent).as_py():

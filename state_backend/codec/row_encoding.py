@@ -59,6 +59,8 @@ ROW_BITS = 16
 COLUMN_HASH_BYTES_MAX = 256
 
 
+Positions = npt.NDArray[np.uint64]
+RowNumbers = npt.NDArray[np.uint16]
 # For each row of a batch, whether something holds of it.
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
@@ -265,13 +267,20 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def sorted_by_position(run: pa.RecordBatch) -> pa.RecordBatch:
     """Return a run in the order of a store; rows of one position keep their order."""
-    positions, rows = order_of(positions_in(run))
+    return _taken(run, *order_of(positions_in(run)))
+
+
+def _taken(run: pa.RecordBatch, positions: Positions, rows: RowNumbers) -> pa.RecordBatch:
+    """Return some rows of a run, whose positions these are."""
     order = pa.array(rows)
-    columns = [column if column.null_count == len(run) else column.take(order) for column in run.columns[1:]]
+    columns = [
+        column.slice(0, len(rows)) if column.null_count == len(run) else column.take(order)
+        for column in run.columns[1:]
+    ]
     return pa.RecordBatch.from_arrays([pa.array(positions), *columns], schema=run.schema)
 
 
-def order_of(positions: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+def order_of(positions: Positions) -> tuple[Positions, RowNumbers]:
     """Return sorted positions, and the rows that they come from."""
     if change_records is None:
         return order_in_numpy(positions)
@@ -279,7 +288,7 @@ def order_of(positions: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64],
     return np.frombuffer(ordered, np.uint64), np.frombuffer(rows, np.uint16)
 
 
-def order_in_numpy(positions: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
+def order_in_numpy(positions: Positions) -> tuple[Positions, RowNumbers]:
     """Return the order without the compiled core.
 
     Positions with the row's number in the lower bits are sorted in half the time of Arrow's `sort_indices`.
@@ -291,17 +300,25 @@ def order_in_numpy(positions: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.ui
 
 def sorted_run(plans: Sequence[RowPlan], run: pa.RecordBatch) -> pa.RecordBatch:
     """Return a run in the order of a store; with one plan that keeps the last row of a key, only that one."""
-    run = sorted_by_position(run)
-    return _last_of_each(plans[0], run) if len(plans) == 1 and plans[0].keeps_last else run
+    positions, rows = order_of(positions_in(run))
+    if len(plans) == 1 and plans[0].keeps_last:
+        positions, rows = _last_of_each(plans[0], run, positions, rows)
+    return _taken(run, positions, rows)
 
 
-def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the last of adjacent rows of each key and field; without a shuffle a key may have several rows."""
-    positions = positions_in(run)
+def _last_of_each(
+    plan: RowPlan, run: pa.RecordBatch, positions: Positions, rows: RowNumbers
+) -> tuple[Positions, RowNumbers]:
+    """Leave the last of adjacent rows of each key and field; without a shuffle a key may have several rows.
+
+    Args:
+        positions, rows: Those of `order_of`.
+    """
     if plan.appends or not (positions[1:] == positions[:-1]).any():
-        return run
-    is_same = _is_same(plan, run.column("key"), run.column("field"))
-    return run.filter(pa.array(np.append(~is_same[1:], True)))
+        return positions, rows
+    order = pa.array(rows)
+    is_last = np.append(~_is_same(plan, run.column("key").take(order), run.column("field").take(order))[1:], True)
+    return positions[is_last], rows[is_last]
 
 
 def changes_of(
@@ -350,26 +367,21 @@ def _changes_of(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBat
     if plan.by_names:
         value = with_orders(_orders(plan, keys, batch), value)
     is_folded = plan.reduce not in (None, Reduce.LAST) or bool(plan.by_names)
-    put = pa.scalar(Op.FOLD if is_folded else Op.APPEND if plan.appends else Op.PUT, pa.uint8())
+    code = Op.FOLD if is_folded else Op.APPEND if plan.appends else Op.PUT
+    op = pa.array(np.full(n, code, np.uint8))
     if "r" in present:
         is_reset = pc.fill_null(batch.column("r"), False)
-        put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
+        op = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), op)
         value = pc.if_else(is_reset, _pack_lists(pc.fill_null(value, b""), np.ones(n, np.int64)), value)
-    nothing = pa.nulls(n, pa.binary())  # no scalar: with one, pyarrow 14 to 16 damage slices of a batch
-    expire_at_ms = batch.column("e") if "e" in present else pa.scalar(plan.expire_at_ms, pa.int64())
+    expire_at_ms = batch.column("e") if "e" in present else pa.repeat(pa.scalar(plan.expire_at_ms, pa.int64()), n)
+    if pc.any(is_deleted).as_py():
+        op = pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), op)
+        # No scalar: with one, pyarrow 14 to 16 damage slices of a batch.
+        value = pc.if_else(is_deleted, pa.nulls(n, pa.binary()), value)
+        expire_at_ms = pc.if_else(is_deleted, pa.scalar(None, pa.int64()), expire_at_ms)
+    positions = pa.array(hash_positions_of(keys, plan.literals[0].encode()))
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(hash_positions_of(keys, plan.literals[0].encode())),
-            states,
-            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), put),
-            keys,
-            field,
-            pc.if_else(is_deleted, nothing, value) if pc.any(is_deleted).as_py() else value,
-            pc.if_else(is_deleted, pa.scalar(None, pa.int64()), expire_at_ms),
-        ],
-        schema=schema(),
-    )
+    return pa.RecordBatch.from_arrays([positions, states, op, keys, field, value, expire_at_ms], schema=schema())
 
 
 def _values(plan: RowPlan, columns: Sequence[pa.Array]) -> list[pa.Array]:
@@ -500,6 +512,8 @@ def _check_size(
     Args:
         is_by_row: Each row of the batch has one text.
     """
+    if not len(texts) or _content(texts)[0][-1] - _content(texts)[0][0] <= bytes_max:
+        return  # not even all of them together are
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > bytes_max:
         named = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}"

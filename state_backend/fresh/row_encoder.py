@@ -7,7 +7,7 @@ row       size u32, little endian | an UnsafeRow of Spark (see `checkpoint.unsaf
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -109,19 +109,16 @@ def _check_column(job: str, state: StateDescriptor, name: str, columns: dict[str
 
 def _rows_in(frame: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return where the rows of a frame begin, and their sizes; a damaged size ends outside of the frame."""
-    found = list(_sizes(frame))
-    sizes = np.array(found, np.int64)
-    return np.cumsum(sizes + SIZE.size) - sizes, sizes
-
-
-def _sizes(frame: bytes) -> Iterator[int]:
     at, end, unpack = 0, len(frame), SIZE.unpack_from
+    found = []
     while at + SIZE.size <= end:
-        (size,) = unpack(frame, at)
-        yield size
+        size = unpack(frame, at)[0]
+        found.append(size)
         at += SIZE.size + size
     if at < end:
-        yield end  # a rest that is no row: longer than the frame
+        found.append(end)  # a rest that is no row: longer than the frame
+    sizes = np.array(found, np.int64)
+    return np.cumsum(sizes + SIZE.size) - sizes, sizes
 
 
 def _is_in(slots: SlotSet) -> npt.NDArray[np.bool_]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from state_backend.fresh.layer import Layer, LayerSnapshot
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError, StoreFullError
+from state_backend.model.slot_set import ALL, SlotSet
 from state_backend.store.uncommitted import FreshFacts
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class FreshValues:
     """The fresh values of a job.
 
     Notes of a layer: its batches (`first` to `batch`), and when the first row came (`since_ms`). The first layer has in
-    addition the run, earlier runs (`replaced`), and the newest batches that lack rows (`incomplete`) and that had no
-    room (`full`).
+    addition the run, earlier runs (`replaced`), the slots, and the newest batches that lack rows (`incomplete`) and
+    that had no room (`full`).
 
     Args:
         folder: Is made if it does not exist.
@@ -56,7 +57,7 @@ class FreshValues:
 
     def __init__(self, folder: Path, generation: str, bytes_max: int) -> None:
         _make(folder, generation)
-        self.folder, self._bytes_max = folder, bytes_max
+        self.folder, self.bytes_max = folder, bytes_max
         self._layers = (Layer(folder / "0", generation), Layer(folder / "1", generation))
         self._lock = open(folder / LOCK, "ab")  # closed with the last reference  # noqa: SIM115
 
@@ -87,18 +88,24 @@ class FreshValues:
         states: Sequence[StateDescriptor],
         applied_epoch: int,
         now_ms: int,
-    ) -> bool:
-        """Write rows of a batch; return whether they count: not those of an applied batch, nor those of an older run.
+        slots: SlotSet = ALL,
+    ) -> None:
+        """Write rows of a batch; those of an applied batch, or of an older run, are ignored.
+
+        Args:
+            slots: Those of the keys that rows may have.
+
 
         StoreFullError: there is no room for the batch, and none of its values is shown.
         """
         with self._locked():
             notes = self._notes()
             if batch <= applied_epoch or notes[0].get("run") != run:
-                return False
+                return
             if batch <= notes[0].get("full", -1):
                 raise self._full(batch)
             self._settle(notes, applied_epoch)
+            self._follow_slots(notes, slots)
             index = _layer_for(batch, [range(each.get("first", 0), _batch_of(each) + 1) for each in notes])
             before = notes[index]
             notes[index] = before | {
@@ -112,7 +119,6 @@ class FreshValues:
                 error = self._full(batch)
                 logger.warning("the store %s: %s", self.folder.parent, error)
                 raise error
-            return True
 
     def set_incomplete(self, run: str, batch: int) -> None:
         """Note that the writer has dropped rows of a batch."""
@@ -161,6 +167,18 @@ class FreshValues:
     def _notes(self) -> list[dict[str, Any]]:
         return [dict(layer.notes()) for layer in self._layers]
 
+    def _follow_slots(self, notes: list[dict[str, Any]], slots: SlotSet) -> None:
+        """Drop all values if there are new slots: what is left of them may be older than rows that came elsewhere."""
+        before, text = notes[0].get("slots"), str(slots)
+        if before == text:
+            return
+        others = notes[0] | {"slots": text}
+        if before is None or not slots - SlotSet.parse(before):
+            notes[0] = others
+            self._layers[0].note(others)
+        else:
+            self._clear(notes, _without_batch(others))
+
     def _settle(self, notes: list[dict[str, Any]], applied_epoch: int) -> None:
         for index, each in enumerate(notes):
             if 0 <= _batch_of(each) <= applied_epoch:
@@ -180,13 +198,13 @@ class FreshValues:
 
     def _is_full(self) -> bool:
         """Return whether the values take too many bytes; free pages of the files, which cost less to count, do not."""
-        if sum(layer.file_bytes() for layer in self._layers) <= self._bytes_max:
+        if sum(layer.file_bytes() for layer in self._layers) <= self.bytes_max:
             return False
-        return sum(layer.used_bytes()[0] for layer in self._layers) > self._bytes_max
+        return sum(layer.used_bytes()[0] for layer in self._layers) > self.bytes_max
 
     def _full(self, batch: int) -> StoreFullError:
         return StoreFullError(
-            f"the values of batch {batch} that are not committed yet take more than {self._bytes_max} bytes; they are "
+            f"the values of batch {batch} that are not committed yet take more than {self.bytes_max} bytes; they are "
             f"shown from its commit on"
         )
 

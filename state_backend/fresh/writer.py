@@ -55,8 +55,9 @@ class FreshWriter:
             raise StoreError(f"batch {batch} of partition {partition} was not opened here; send STATE FRESH OPEN first")
         applied = committed.applied.epoch
         if batch > applied:
-            runs = found.encoder.changes(frame, committed.owned_slots)
-            self.values.put(run, batch, runs, self.states, applied, now_ms)
+            slots = committed.owned_slots
+            runs = found.encoder.changes(frame, slots)
+            self.values.put(run, batch, runs, self.states, applied, now_ms, slots)
 
     def close_batch(self, run: str, batch: int, partition: int, dropped: int) -> None:
         """End a partition's part of a batch.

@@ -67,7 +67,7 @@ import json
 import struct
 from binascii import crc_hqx
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -164,7 +164,7 @@ class Meta:
     slot_ownership: SlotOwnership | None = None
 
     def to_bytes(self) -> bytes:
-        content = asdict(self.applied) | {
+        content = vars(self.applied) | {
             "state_numbers": self.state_numbers,
             "next_id": self.next_id,
             "announced": self.announced.hex(),

@@ -216,7 +216,8 @@ class LmdbStore(Store):
     def _extend_file(self) -> None:
         """Extend the file to its last page: LMDB does not write the last pages if a transaction frees them again."""
         needed = (self._env.info()["last_pgno"] + 1) * self._page_bytes
-        if os.stat(self.path / DATA).st_size < needed:
+        assert self._file is not None
+        if os.fstat(self._file).st_size < needed:
             os.truncate(self.path / DATA, needed)
 
     def _meta(self, txn: lmdb.Transaction[bytes]) -> Meta:

@@ -2,113 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterator, Mapping
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from compat.conformance.servers import redis_server, sparkis_program, sparkis_server
-from compat.conformance.wire import Connection
+from compat.conformance.servers import child_environment, redis_server, sparkis_program
 from compat.fork_server import STARTS
 from compat.waiting import eventually
 from resp_server.serving.job_catalog import LocalJobCatalog
-from state_backend.codec import packed_map
 from state_backend.fresh.values import FreshValues, folder_of
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.log_writer import LogWriter
-from state_backend.model.descriptor import StateDescriptor
-from state_backend.model.records import Change, Op
 from state_backend.store.keyspace import Keyspace
+from tests.server.fresh_rows import SCHEMA, STATES, Query, World, committed
 from tests.server.nodes import PublishedNodes
 from tests.server.served_upstream import PROGRAM, StateServer
-from tests.unsafe_rows import unsafe_row
 
-TYPES = {"string": pa.string(), "long": pa.int64(), "double": pa.float64()}
-COLUMNS = {"sensor": "string", "n": "long", "temp": "double", "note": "string"}
-SCHEMA = json.dumps(
-    {
-        "type": "struct",
-        "fields": [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in COLUMNS.items()],
-    }
-)
-STATES = [
-    StateDescriptor("max", key="sensor", value="temp"),
-    StateDescriptor("all", key="sensor", value=("n", "temp")),
-    StateDescriptor("note", key="sensor", value="note"),
-]
-Row = tuple[Any, ...]
 PATHS = [pytest.param(False, marks=pytest.mark.compiled, id="core"), pytest.param(True, id="pure")]
-
-
-def frame(*rows: Row) -> bytes:
-    """Return rows as the query's writer sends them; a row of three columns has no note."""
-    kind = pa.struct([(name, TYPES[kind]) for name, kind in COLUMNS.items()])
-    encoded = [unsafe_row((*row, None)[:4], kind) for row in rows]
-    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-
-
-def committed(sensor: str, n: int, temp: float) -> list[Change]:
-    """Return the changes of a row that an attachment writes at the end of its batch."""
-    number, text = b"%d" % n, b"%g" % temp
-    value = packed_map.pack([(b"n", number), (b"temp", text)])
-    return [
-        Change("max", Op.PUT, f"job:max:{sensor}".encode(), value=text),
-        Change("all", Op.PUT, f"job:all:{sensor}".encode(), value=value),
-    ]
-
-
-class Query:
-    """A query's writer and its attachment: rows to a server, epochs into the log."""
-
-    def __init__(self, connection: Connection, log: LogWriter) -> None:
-        self._log = log
-        self.connection = connection
-        self.run = "first run"
-
-    def fresh(self, *words: Any) -> Any:
-        """Send a STATE FRESH; return its reply, as text for an error."""
-        reply = self.connection.call("STATE", "FRESH", *words)
-        return reply.value.decode() if reply.is_error else reply.plain
-
-    def open(self, batch: int, partition: int = 0, schema: str = SCHEMA) -> Any:
-        return self.fresh("OPEN", "job", self.run, batch, partition, schema)
-
-    def rows(self, batch: int, *rows: Row, partition: int = 0) -> Any:
-        return self.fresh("ROWS", "job", self.run, batch, partition, frame(*rows))
-
-    def commit(self, *rows: Row) -> int:
-        """Commit an epoch, and wait until the server has it."""
-        epoch = self._log.publish([change for row in rows for change in committed(*row)])
-        eventually(lambda: self.facts("job")["applied"], lambda applied: applied == epoch, "the epoch")
-        return epoch
-
-    def facts(self, job: str) -> Mapping[str, Any]:
-        """Return a job's facts of STATE LAG."""
-        for row in self.connection.call("STATE", "LAG").plain:
-            found = dict(zip(map(bytes.decode, row[::2]), row[1::2], strict=True))
-            if found["job"] == job.encode():
-                return found
-        return {}
-
-
-class World:
-    """A server with a query, and a client."""
-
-    def __init__(self, folder: Path, stack: ExitStack, *options: str, is_pure: bool) -> None:
-        log = stack.enter_context(LogWriter(folder / "log", "job", STATES))
-        log.publish([change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)])
-        self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, is_pure=is_pure))
-        self.query = Query(stack.enter_context(self.server.connect()), log)
-        self.client = stack.enter_context(self.server.connect())
-        eventually(lambda: self.query.facts("job").get("stale") == 0, awaited="a heartbeat")
-
-    def call(self, *words: bytes | str | int) -> Any:
-        return self.client.call(*words).plain
 
 
 @pytest.fixture(params=PATHS)
@@ -219,6 +135,49 @@ def test_a_connection_may_read_committed_values(world: World) -> None:
     assert world.call("STATE", "FRESHNESS", "other").startswith(b"ERR syntax error")
 
 
+def test_a_user_may_begin_with_committed_values(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack, "--committed-only", "dashboard,other", is_pure=False)
+        world.call("ACL", "SETUSER", "dashboard", "on", "nopass", "~*", "+@all")
+        world.query.open(1)
+        world.query.rows(1, ("a", 7, 70.5))
+        assert world.call("CONFIG", "GET", "committed-only") == [b"committed-only", b"dashboard,other"]
+        assert world.call("GET", "job:max:a") == b"70.5"
+        assert world.call("AUTH", "dashboard", "x") == b"OK"
+        assert world.call("GET", "job:max:a") == b"1.5"
+        assert world.call("STATE", "FRESHNESS", "RECORD") == b"OK"
+        assert world.call("GET", "job:max:a") == b"70.5"
+        assert world.call("RESET") == b"RESET"
+        assert world.call("GET", "job:max:a") == b"70.5"  # the user default
+
+
+def test_a_batch_without_room_shows_nothing_and_the_room_is_a_setting(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack, "--fresh-values-max-bytes", "1mb", is_pure=False)
+        note = "n" * 900_000
+        world.query.open(1)
+        assert world.query.rows(1, ("a", 7, 70.5)) == b"OK"
+        for sensor in "ab":
+            reply = world.query.rows(1, (sensor, 7, 70.5, note))
+        assert reply.startswith("ERR the values of batch 1 that are not committed yet take more than 1048576 bytes")
+        assert world.call("GET", "job:max:a") == b"1.5"
+        assert world.query.facts("job")["fresh_incomplete"] == 1
+        assert world.call("CONFIG", "SET", "fresh-values-max-bytes", "64mb") == b"OK"
+        assert world.query.open(2) == b"OK"
+        for sensor in "ab":
+            assert world.query.rows(2, (sensor, 7, 70.5, note)) == b"OK"
+        assert world.call("STRLEN", "job:note:a") == len(note)
+
+
+def test_the_status_says_how_many_values_are_not_committed(world: World) -> None:
+    world.query.open(1)
+    world.query.rows(1, ("a", 7, 70.5))
+    url = f"redis://127.0.0.1:{world.server.port}"
+    command = [sys.executable, "-m", "sparkis", "status", "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=child_environment())
+    assert re.search(r"2 values before their commit \(50% of the keys\), \d+\.\d s old", done.stdout)
+
+
 def test_a_value_without_a_heartbeat_is_committed(world: World, tmp_path: Path) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5))
@@ -298,7 +257,14 @@ def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_
         assert client.call("MGET", *keys[:2]).plain == [b"70.5", b"71.5"]
         assert client.call("HGET", "job:all:a", "n").plain == b"7"
         assert client.call("STATE", "FRESH", "OPEN", "job", "r", 1, 0, SCHEMA).is_error
-        assert client.call("STATE", "FRESHNESS", "COMMITTED").is_error
+        assert client.call("STATE", "FRESHNESS", "COMMITTED").plain == b"OK"
+        assert client.call("GET", keys[0]).plain == b"1.5"
+        assert client.call("MGET", *keys[:2]).plain == [b"1.5", b"2.5"]
+        assert client.call("HGET", "job:all:a", "n").plain == b"1"
+        assert client.call_each("GET job:max:a", "GET job:max:b") == [b"1.5", b"2.5"]
+        assert caching.call("GET", "job:max:a").plain == b"70.5"
+        assert client.call("STATE", "FRESHNESS", "RECORD").plain == b"OK"
+        assert client.call("MGET", *keys[:2]).plain == [b"70.5", b"71.5"]
 
 
 @pytest.mark.compiled
@@ -325,6 +291,9 @@ def test_a_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_stat
         )
         assert query.rows(1, ("a", 8, 80.5)) == b"OK"
         assert client.call("GET", "job:max:a").plain == b"80.5"
+        assert client.call("STATE", "FRESHNESS", "COMMITTED").plain == b"OK"
+        assert client.call("MGET", "job:max:a", "job:max:new").plain == [b"1.5", None]
+        assert client.call("GET", "job:max:a").plain == b"1.5"
 
 
 def test_a_job_that_is_opened_again_keeps_the_values_beside_its_store(tmp_path: Path) -> None:

@@ -220,11 +220,14 @@ def test_each_program_has_exactly_the_metrics_of_the_page(
         client.call("NOSUCHCOMMAND")
         client.call("GET", "job:speed:1")
     registry, state_server = cluster
+    _, scraped, writer = server
+    commit_offsets(writer, writer.publish([Change("speed", Op.PUT, b"job:speed:new", value=b"9")]) + 1)
+    eventually(lambda: ("sparkis_record_delay_seconds_count", ("job",)) in scraped.samples())
     counted = {"sparkis_errors_total", "sparkis_command_duration_seconds", "sparkis_commands_failed_total"}
     counted |= {"sparkis_commands_rejected_total"}
     # No query sends values before their commit.
     unknown = {"sparkis_job_fresh_age_seconds"}
-    assert server[1].names() | unknown == declared(SERVE)
+    assert scraped.names() | unknown == declared(SERVE)
     # The log of the proxy's servers has no snapshot, and no source.
     unknown |= {"sparkis_state_bytes", "sparkis_source_lag_records", "sparkis_source_lag_age_seconds"}
     assert behind.names() | unknown == declared(PROXY, UPSTREAM)

@@ -171,13 +171,19 @@ class RouteSender:
         protocol, upstream = session.protocol, self.upstream_of(session)
 
         to_upstream = partial(upstream.send_request, session.id, protocol, routed)
-        return ClientSenders(to_upstream, partial(self._send_to_owner, protocol), seen, self.defer)
+        return ClientSenders(
+            to_upstream, partial(self._send_to_owner, protocol, session.reads_committed), seen, self.defer
+        )
 
-    def _send_to_owner(self, protocol: int, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
+    def _send_to_owner(
+        self, protocol: int, is_committed: bool, key: bytes, request: Request, sink: ReplySink, index: int
+    ) -> None:
         """Send a read of a state's key to the server that has it."""
         number, slot = self._state_sender.target_of(key)
         cluster = self._clusters[number]
-        cluster.send(ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index))
+        sent = ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index)
+        sent.is_committed = is_committed
+        cluster.send(sent)
 
     def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Split a read over both backends, and merge the replies in the order of the keys."""
@@ -224,7 +230,7 @@ class RouteSender:
         def answering() -> Answering:
             replies = Replies(batch.seen)
             for read in reads:
-                replies.ask(partial(self._send_to_owner, session.protocol, read[1], read))
+                replies.ask(partial(self._send_to_owner, session.protocol, session.reads_committed, read[1], read))
             return replies.merged(convert, self.defer)
 
         batch.answer(answering, session.replies_suppressed)
@@ -284,7 +290,9 @@ class RouteSender:
                 session,
                 seen,
                 self.defer,
-                lambda key, read: ask(partial(self._send_to_owner, session.protocol, key, read), seen),
+                lambda key, read: ask(
+                    partial(self._send_to_owner, session.protocol, session.reads_committed, key, read), seen
+                ),
                 database=database,
                 has_states=database in self.owners.matcher.databases,
                 is_named=keys.is_named,

@@ -57,7 +57,7 @@ class UpstreamProtocol(asyncio.Protocol, Link):
         """Send the requests that open a connection, and wait for their replies; HandshakeError if one is refused."""
         # CLIENT SETNAME only helps people who read CLIENT LIST, so a user without the right to it may log in. A user
         # without the right to ROLE may log in, too; then the role is not checked.
-        self._handshake = Handshake(requests, (b"CLIENT", b"ROLE"), role.refusal)
+        self._handshake = Handshake(requests, lambda request: request[0] in (b"CLIENT", b"ROLE"), role.refusal)
         await self._handshake.run(self._transport)
         self._handshake = None
         if self._connection is not None:

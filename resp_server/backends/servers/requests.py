@@ -29,12 +29,14 @@ class ConnectionKey(NamedTuple):
     Args:
         is_long: For requests that may take long.
         is_history: For histories.
+        is_committed: Its reads take committed values only.
     """
 
     address: str
     protocol: int
     is_long: bool
     is_history: bool = False
+    is_committed: bool = False
 
 
 class InFlightRequest(Protocol):
@@ -72,6 +74,7 @@ class ServerRequest:
         queued_until_s: The time until which the request waits for these epochs and for a connection.
         redirects: The number of MOVED errors so far.
         is_history: STATE HISTORY. It has a connection of its own, so that no other long request waits for it.
+        is_committed: It reads committed values only.
     """
 
     packed: bytes
@@ -84,6 +87,7 @@ class ServerRequest:
     master: str | None = None
     is_long: bool = False
     is_history: bool = False
+    is_committed: bool = False
     sends: int = 0
     redirects: int = 0
     min_epochs: Epochs | None = None

@@ -41,6 +41,7 @@ logger = logging.getLogger("sparkis.proxy")
 REPLY_BYTES_MAX = 256 << 20
 # A longer reply gets its own connection (guess: 10 ms of a gigabit network).
 LONG_REPLY_BYTES = 1 << 20
+READS_COMMITTED = (b"STATE", b"FRESHNESS", b"COMMITTED")
 # The start of a push about changed keys; the keys follow as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
@@ -444,7 +445,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
                 link = await self._access.connect(lambda: ServerProtocol(self), self.key.address)
                 try:
                     self._follows_keys = self._cluster.follows_keys
-                    await link.greet(self.key.protocol, self._access.password, has_keys=self._follows_keys)
+                    await link.greet(self.key, self._access.password, has_keys=self._follows_keys)
                     if refusal := self._refusal():
                         raise HandshakeError(refusal)
                 except BaseException:
@@ -530,14 +531,16 @@ class ServerProtocol(asyncio.Protocol, Link):
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
+    async def greet(self, key: ConnectionKey, password: str | None, *, has_keys: bool) -> None:
         """Authenticate, and receive the server's epochs; HandshakeError if it refuses a request."""
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
-        words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
+        words += [(b"HELLO", b"%d" % key.protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
+        words += [READS_COMMITTED] if key.is_committed else []
         # The server announces its epochs after the reply to STATE FOLLOW, so they arrive before the reply to PING.
         words += [(b"READONLY",), follow_request(has_keys=has_keys), (b"PING",)]
-        # A server outside a cluster refuses READONLY, and does not need it.
-        self._handshake = Handshake(words, optional=(b"READONLY",))
+        # A server outside a cluster refuses READONLY, and does not need it. One of a version that has no values before
+        # their commit refuses STATE FRESHNESS.
+        self._handshake = Handshake(words, ((b"READONLY",), READS_COMMITTED).__contains__)
         await self._handshake.run(self._transport)
         self._handshake = None
         if self._is_lost:

@@ -168,7 +168,7 @@ class ServersBackend:
         cluster, route = self.clusters.single, self._routes.of(request[0])
         if route is None or not route.single_key_at or cluster is None:
             return False
-        if type(request) is LongRequest or not session.can_use_fast_path:
+        if type(request) is LongRequest or not session.can_use_fast_path or session.reads_committed:
             return False
         if not route.command.facts.has_arity_of(request):
             return False

@@ -1,9 +1,10 @@
 """The state servers of one cluster: routing of requests, handling of errors and of lost connections.
 
 For each protocol version, a server has one connection for look-ups, one for long requests such as KEYS and DBSIZE, and
-one for STATE HISTORY (`server_connection`). A request has a deadline. It is sent at most twice, the second time only
-after its connection was lost. That is safe, because all requests only read. A MOVED updates the slot map and redirects
-the request. After two redirects, or if a server is not ready, the proxy pauses before it sends the request again.
+one for STATE HISTORY (`server_connection`); and others for clients that read committed values only. A request has a
+deadline. It is sent at most twice, the second time only after its connection was lost. That is safe, because all
+requests only read. A MOVED updates the slot map and redirects the request. After two redirects, or if a server is not
+ready, the proxy pauses before it sends the request again.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class StateCluster:
             if not self.epochs.is_aligned:
                 of_client = self.epochs.client_min_epochs(request.sink.seen_epochs(request.index))
                 request.min_epochs = latest(request.min_epochs, of_client)
-        key = ConnectionKey(address, request.protocol, request.is_long, request.is_history)
+        key = ConnectionKey(address, request.protocol, request.is_long, request.is_history, request.is_committed)
         connection = self.connection(key)
         if request.is_history and connection.pending_count >= HISTORIES_MAX:
             request.refuse(TryAgainError(f"{HISTORIES_MAX} histories are being read at {address}; retry in a moment"))
@@ -421,7 +422,8 @@ class StateCluster:
 
     def _stays_open(self, key: ConnectionKey) -> bool:
         """Return whether a connection stays open without requests: the server announces its epochs over it."""
-        return key.protocol == RESP2 and not key.is_long and key.address in self._server_addresses
+        is_main = key.protocol == RESP2 and not (key.is_long or key.is_committed)
+        return is_main and key.address in self._server_addresses
 
     def _choose_active(self) -> None:
         """Choose the active servers, send them requests that are queued for other servers, and drop removed servers."""

@@ -101,7 +101,12 @@ class StateSender:
             self.answer_history(request, session, batch, request[2])
             return True
         is_mget = command.policy.role is Role.MGET
-        if is_mget and tracking_state is None and self._forward_mget(command, request, session, batch):
+        if (
+            is_mget
+            and tracking_state is None
+            and not session.reads_committed
+            and self._forward_mget(command, request, session, batch)
+        ):
             return True
         found = split_by_slot(command, request, self.target_of)
         if found is None:
@@ -113,7 +118,10 @@ class StateSender:
             merge = partial(self._with_address, key=request[2])
         elif len(parts) == 1 and tracking_state is None:
             number, slot = cast("tuple[int, int]", parts[0].target)
-            send_to(self._clusters[number], pack(request), slot, session.protocol, batch, is_suppressed)
+            is_committed = session.reads_committed
+            send_to(
+                self._clusters[number], pack(request), slot, session.protocol, batch, is_suppressed, None, is_committed
+            )
             return True
         cached_keys = partial(keys_read, command)
         batch.answer(
@@ -149,7 +157,17 @@ class StateSender:
         cluster, future, tracking_state = self._clusters[number], ReplyFuture(seen), session.tracking_state
         deadline_s = cluster.deadline_s(is_long=True)
         cluster.send(
-            ServerRequest(packed, slot, session.protocol, deadline_s, future, 0, is_long=True, is_history=is_history)
+            ServerRequest(
+                packed,
+                slot,
+                session.protocol,
+                deadline_s,
+                future,
+                0,
+                is_long=True,
+                is_history=is_history,
+                is_committed=session.reads_committed,
+            )
         )
         if tracking_state is None or not tracking_state.records_reads:
             return await future
@@ -176,6 +194,7 @@ class StateSender:
             number, slot = cast("tuple[int, int]", part.target)
             cluster = self._clusters[number]
             request = ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), replies, index)
+            request.is_committed = session.reads_committed
             if tracking_state is not None:
                 future = ReplyFuture(seen)
                 request.sink, request.index = future, 0
@@ -269,9 +288,11 @@ def send_to(
     batch: ReplyBatch,
     is_suppressed: bool = False,
     master: str | None = None,
+    is_committed: bool = False,
 ) -> None:
     """Send a request to the owner of a slot, or to a master's shard; a batch gets its reply."""
     index = batch.expect(is_suppressed)
     request = ServerRequest(packed, slot, protocol, batch.deadline_s, batch, index, None, master)
+    request.is_committed = is_committed
     batch.set_retry(index, partial(cluster.send_again, request))
     cluster.send(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import pytest
 
@@ -51,7 +52,7 @@ def given(row: Setting) -> str:
         return str(next(each for each in row.argument["choices"] if each != row.arguments_in("serve")["default"]))
     return {"bind": "10.0.0.1", "loglevel": "error", "client-output-buffer-limit": "normal 1mb 0 0"}.get(
         row.option,
-        "1048577" if "limit" in row.option or "len" in row.option else "K$" if "events" in row.option else "5",
+        "1048577" if re.search("limit|len|bytes", row.option) else "K$" if "events" in row.option else "5",
     )
 
 

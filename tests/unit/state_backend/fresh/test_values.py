@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from state_backend.fresh.values import FreshValues, folder_of
 from state_backend.model.errors import StoreError, StoreFullError
 from state_backend.model.records import runs_of
+from state_backend.model.slot_set import ALL, SlotSet
 from tests.builders import put_value, value_state
 
 STATES = [value_state("v")]
@@ -25,9 +26,11 @@ def values(tmp_path: Path) -> Iterator[FreshValues]:
     made.close()
 
 
-def put(values: FreshValues, run: str, batch: int, rows: dict[bytes, bytes], applied: int = -1) -> bool:
+def put(
+    values: FreshValues, run: str, batch: int, rows: dict[bytes, bytes], applied: int = -1, slots: SlotSet = ALL
+) -> None:
     changes = [put_value("v", key, value) for key, value in rows.items()]
-    return values.put(run, batch, list(runs_of(changes, ["v"])), STATES, applied, 1_000 + batch)
+    values.put(run, batch, list(runs_of(changes, ["v"])), STATES, applied, 1_000 + batch, slots)
 
 
 def shown(values: FreshValues, key: bytes, applied: int = -1) -> bytes | None:
@@ -79,25 +82,37 @@ def test_a_run_that_opens_a_batch_voids_rows_of_other_runs(values: FreshValues) 
     put(values, "first", 4, {b"a": b"1"})
     values.open_batch("second", -1)
     assert shown(values, b"a") is None
-    assert not put(values, "first", 4, {b"a": b"1"})
-    assert put(values, "second", 4, {b"b": b"2"})
+    put(values, "first", 4, {b"a": b"1"})
+    put(values, "second", 4, {b"b": b"2"})
     assert (shown(values, b"a"), shown(values, b"b")) == (None, b"2")
 
 
 def test_a_run_that_was_replaced_opens_no_batch(values: FreshValues) -> None:
     for run in ("first", "second", "third"):
         values.open_batch(run, -1)
-    assert put(values, "third", 4, {b"a": b"3"})
+    put(values, "third", 4, {b"a": b"3"})
     for run in ("first", "second"):
         with pytest.raises(StoreError, match=f"run {run} of the query has been replaced"):
             values.open_batch(run, -1)
-    assert put(values, "third", 4, {b"b": b"3"})
+    put(values, "third", 4, {b"b": b"3"})
     assert (shown(values, b"a"), shown(values, b"b")) == (b"3", b"3")
+
+
+def test_slots_that_come_back_bring_no_values_of_before(values: FreshValues) -> None:
+    half = SlotSet.of([(0, 8191)])
+    values.open_batch("run", -1)
+    put(values, "run", 0, {b"a": b"1", b"b": b"1"})
+    put(values, "run", 0, {b"b": b"2"}, slots=half)
+    assert (shown(values, b"a"), shown(values, b"b")) == (b"1", b"2")
+    put(values, "run", 0, {b"b": b"3"})
+    assert (shown(values, b"a"), shown(values, b"b")) == (None, b"3")
+    put(values, "run", 0, {b"a": b"4"})
+    assert (shown(values, b"a"), shown(values, b"b")) == (b"4", b"3")
 
 
 def test_rows_of_an_applied_batch_come_too_late(values: FreshValues) -> None:
     values.open_batch("run", 4)
-    assert not put(values, "run", 4, {b"a": b"1"}, applied=4)
+    put(values, "run", 4, {b"a": b"1"}, applied=4)
     assert values.facts(4).keys == 0
 
 
@@ -110,7 +125,7 @@ def test_a_batch_without_room_shows_nothing_and_the_next_one_does(values: FreshV
     assert values.facts(-1) == ({}, None, None, True)
     with pytest.raises(StoreFullError, match="batch 0"):
         put(values, "run", 0, {b"a": b"1"})
-    assert put(values, "run", 1, {b"a": b"2"})
+    put(values, "run", 1, {b"a": b"2"})
     assert shown(values, b"a") == b"2"
 
 
@@ -158,6 +173,8 @@ STEPS = st.lists(
         st.tuples(st.just("run"), st.none(), st.none()),
         st.tuples(st.just("clear"), st.none(), st.none()),
         st.tuples(st.just("settle"), st.none(), st.none()),
+        st.tuples(st.just("zombie"), st.integers(0, 2), st.dictionaries(KEYS, st.binary(min_size=1, max_size=2))),
+        st.tuples(st.just("restart"), st.none(), st.none()),
     ),
     max_size=40,
 )
@@ -168,27 +185,36 @@ STEPS = st.lists(
 def test_reads_give_the_newest_row_of_the_run_else_the_committed_value(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, dict[bytes, bytes]]]
 ) -> None:
-    """A commit makes the last rows of its batch the committed values; batches may be ahead of commits."""
-    values = FreshValues(folder_of(tmp_path_factory.mktemp("store"), "server"), "g", 1 << 20)
+    """A commit makes the last rows of its batch the committed values, also those that a restarted server has lost."""
+    folder = tmp_path_factory.mktemp("store")
+    values, starts = FreshValues(folder_of(folder, "0"), "g", 1 << 20), 0
     applied, run, newest = -1, 0, 0
     committed: dict[bytes, bytes] = {}
-    rows: dict[int, dict[bytes, bytes]] = {}  # of batches of this run that are not applied
+    rows: dict[int, dict[bytes, bytes]] = {}  # of batches of this run that are not applied, as this server got them
+    spark: dict[int, dict[bytes, bytes]] = {}  # as Spark has them
     values.open_batch("0", applied)
     for step, ahead, sent in steps:
         if step == "rows":
             newest = max(newest, applied + 1, min(newest + ahead, applied + 4))
             values.open_batch(str(run), applied)
-            assert put(values, str(run), newest, sent, applied)
-            rows.setdefault(newest, {}).update(sent)
+            put(values, str(run), newest, sent, applied)
+            for each in (rows, spark):
+                each.setdefault(newest, {}).update(sent)
         elif step == "commit":
             applied += 1
-            committed |= rows.pop(applied, {})
+            committed |= spark.pop(applied, {})
+            rows.pop(applied, None)
         elif step == "run":
-            run, newest, rows = run + 1, applied + 1, {}
+            run, newest, rows, spark = run + 1, applied + 1, {}, {}
             values.open_batch(str(run), applied)
         elif step == "clear":
             values.clear()
-            rows, run, newest = {}, run + 1, applied + 1
+            rows, spark, run, newest = {}, {}, run + 1, applied + 1
+        elif step == "zombie":  # a task of the run before, which has outlived its driver
+            put(values, str(run - 1), applied + 1 + ahead, sent, applied)
+        elif step == "restart":
+            values.close()
+            values, starts, rows = FreshValues(folder_of(folder, f"{starts + 1}"), "g", 1 << 20), starts + 1, {}
         else:
             values.settle(applied)
         expected = dict(committed)

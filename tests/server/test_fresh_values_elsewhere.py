@@ -1,0 +1,138 @@
+"""Values that are not committed yet, after restarts and kills, at replicas, and in slots that move."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import Running, sparkis_server
+from compat.waiting import eventually
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.slots import slot_of
+from tests.server.fresh_rows import STATES, Query, World, committed
+from tests.server.nodes import HALVES, Nodes
+
+# Keys of the first and of the second half of the slots.
+ONE, OTHER = b"job:max:a", b"job:max:b"
+ALL = {"slots": "0-16383"}
+
+
+def begun(server: Running, log: LogWriter, stack: ExitStack) -> Query:
+    """Open a batch at a server."""
+    query = Query(stack.enter_context(server.connect()), log)
+    eventually(lambda: query.facts("job").get("stale"), lambda stale: stale == 0, "a heartbeat")
+    assert query.open(1) == b"OK"
+    return query
+
+
+def first_epoch(log: Path, stack: ExitStack) -> LogWriter:
+    writer = stack.enter_context(LogWriter(log, "job", STATES))
+    writer.publish([change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)])
+    return writer
+
+
+def test_a_server_that_starts_again_shows_committed_values_until_the_batch_is_opened(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = first_epoch(tmp_path / "log", stack)
+        with sparkis_server(tmp_path / "store", tmp_path / "log") as server, ExitStack() as clients:
+            query = begun(server, log, clients)
+            assert query.rows(1, ("a", 7, 70.5)) == b"OK"
+            assert query.connection.call("GET", ONE).plain == b"70.5"
+            server.process.kill()
+        server = stack.enter_context(sparkis_server(tmp_path / "store", tmp_path / "log"))
+        again = Query(stack.enter_context(server.connect()), log)
+        assert again.connection.call("GET", ONE).plain == b"1.5"
+        eventually(lambda: again.facts("job").get("stale"), lambda stale: stale == 0, "a heartbeat")
+        assert again.rows(1, ("a", 8, 80.5)).startswith("ERR no batch of job 'job' is open here")
+        again = begun(server, log, stack)
+        assert again.rows(1, ("a", 8, 80.5)) == b"OK"
+        assert again.connection.call("MGET", ONE, OTHER).plain == [b"80.5", b"2.5"]
+
+
+@pytest.mark.compiled
+@pytest.mark.kill
+def test_a_worker_that_is_started_again_shows_committed_values_until_a_batch_is_opened(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack, "--workers", "2", is_pure=False)
+
+        def seen() -> set[Any]:
+            """Read the key at all workers: the kernel spreads new connections."""
+            with ExitStack() as clients:
+                connections = [clients.enter_context(world.server.connect()) for _ in range(8)]
+                return {connection.call("GET", ONE).plain for connection in connections}
+
+        assert world.query.open(1) == b"OK"
+        assert world.query.rows(1, ("a", 7, 70.5)) == b"OK"
+        eventually(seen, lambda found: found == {b"70.5"})
+        workers = world.server.workers()
+        os.kill(workers[0], signal.SIGKILL)
+        eventually(lambda: {*world.server.workers()} - {workers[0]}, lambda found: len(found) == len(workers))
+        query = Query(stack.enter_context(world.server.connect()), world.query._log)
+        assert eventually(seen, lambda found: found <= {b"1.5", b"70.5"})
+        assert query.open(2) == b"OK"
+        assert query.rows(2, ("a", 8, 80.5)) == b"OK"
+        eventually(seen, lambda found: found == {b"80.5"})
+
+
+@pytest.mark.compiled
+def test_a_replica_has_the_rows_that_it_got_and_answers_for_its_killed_master(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, ALL, {"replica_of": "first"})
+        log = first_epoch(nodes.log, stack)
+        master, replica = nodes.start(0), nodes.start(1)
+        proxy = nodes.start_proxy()
+        queries = [begun(server, log, stack) for server in (master, replica)]
+        for query in queries:
+            assert query.rows(1, ("a", 7, 70.5)) == b"OK"
+        at_replica, client = (stack.enter_context(each.connect()) for each in (replica, proxy))
+        at_replica.call("READONLY")
+        assert at_replica.call("GET", ONE).plain == b"70.5"
+        eventually(lambda: client.call("GET", ONE).plain, lambda found: found == b"70.5")
+        master.process.kill()
+        assert queries[1].rows(1, ("a", 8, 80.5)) == b"OK"
+        eventually(lambda: client.call("GET", ONE).plain, lambda found: found == b"80.5")
+        assert client.call("STATE", "FRESHNESS", "COMMITTED").plain == b"OK"
+        eventually(lambda: client.call("GET", ONE).plain, lambda found: found == b"1.5")
+
+
+@pytest.mark.compiled
+def test_the_new_owner_of_a_slot_shows_the_rows_that_all_nodes_got(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, *HALVES)
+        log = first_epoch(nodes.log, stack)
+        servers = [nodes.start(0), nodes.start(1)]
+        proxy = nodes.start_proxy()
+        queries = [begun(server, log, stack) for server in servers]
+        client = stack.enter_context(proxy.connect())
+
+        def send(n: int) -> None:
+            for query in queries:
+                assert query.rows(1, ("a", n, n + 0.5), ("b", n, n + 0.25)) == b"OK"
+
+        def shows(*values: bytes) -> None:
+            eventually(lambda: client.call("MGET", ONE, OTHER).plain, lambda found: found == [*values])
+
+        def move(*rows: dict[str, str]) -> None:
+            nodes.show(*rows)
+            for query in queries:
+                nodes.wait_for_slots(query.connection)
+
+        send(7)
+        shows(b"7.5", b"7.25")
+        moved = slot_of(OTHER)
+        move({"slots": f"0-8191,{moved}-{moved}"}, {"slots": f"8192-{moved - 1},{moved + 1}-16383"})
+        shows(b"7.5", b"7.25")
+        send(8)
+        shows(b"8.5", b"8.25")
+        move(*HALVES)
+        shows(b"8.5", b"8.25")
+        send(9)
+        shows(b"9.5", b"9.25")
+        log.publish([change for row in (("a", 9, 9.5), ("b", 9, 9.25)) for change in committed(*row)])
+        eventually(lambda: [query.facts("job")["fresh_keys"] for query in queries], lambda found: found == [0, 0])
+        shows(b"9.5", b"9.25")
