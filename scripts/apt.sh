@@ -9,6 +9,7 @@ if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then exit 1; 
 
 echo "setup: installing $package with apt-get"
 # One at a time: others may be at work beside this one, and apt-get does not wait for them.
+$as_root mkdir -p /run/lock # a container may lack it
 $as_root flock /run/lock/sparkis-program sh -eu -s "$package" <<'END'
 package=$1
 export DEBIAN_FRONTEND=noninteractive
