@@ -242,6 +242,6 @@ $(BYTECODE): $(READY)
 	@SPARKIS_PURE=1 $(RUN) python -m pytest --collect-only >build/collected.log 2>&1 || true
 	@touch $@
 
+# A core that could not be compiled is tried again by the next make: the machine may have a compiler then.
 $(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd */*/*/*.pyx */*/*/*.pxd) | $(BASE)
 	@sh scripts/native.sh $(VENV)
-	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the compiled core beside its sources, with the environment $1. It needs a C compiler (from PyPI if the machine has none) and
-# Python's headers. If it cannot be built, a message says so, and sparkis runs in Python alone.
+# Python's headers. If it cannot be built, a message says so, and sparkis runs in Python alone. $1/.native says that it is built.
 set -eu
 venv=$1
 python=$PWD/$venv/bin/python
@@ -35,4 +35,6 @@ echo "setup: compiling the core"
 mkdir -p build
 if ! "$python" setup.py -q build_ext --inplace >build/native.log 2>&1 || ! "$python" -c 'import resp_server.native.fast_path' 2>>build/native.log; then
     echo "setup: the core could not be compiled (the reason is in build/native.log): sparkis runs without it" >&2
+    exit 0
 fi
+touch "$venv/.native"
