@@ -243,5 +243,5 @@ $(BYTECODE): $(READY)
 	@touch $@
 
 # A core that could not be compiled is tried again by the next make: the machine may have a compiler then.
-$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd */*/*/*.pyx */*/*/*.pxd) | $(BASE)
+$(NATIVE): setup.py $(wildcard */*/*.pyx */*/*.pxd */*/*/*/*.pyx */*/*/*/*.pxd) | $(BASE)
 	@sh scripts/native.sh $(VENV)

@@ -31,8 +31,14 @@ MODULES = [
     "resp_server.native.called",
     "resp_server.native.fast_path",
     "resp_server.native.pipelines",
-    "resp_server.backends.servers.key_patterns",
-    "resp_server.backends.servers.forwarder",
+    "resp_server.backends.servers.native.key_patterns",
+    "resp_server.backends.servers.native.client_batch",
+    "resp_server.backends.servers.native.reply_delivery",
+    "resp_server.backends.servers.native.pipeline_batch",
+    "resp_server.backends.servers.native.forwarded_commands",
+    "resp_server.backends.servers.native.stored_reads",
+    "resp_server.backends.servers.native.forwarder",
+    "resp_server.backends.servers.native.client_forwarder",
 ]
 if sys.platform == "linux":
     MODULES.append("resp_server.native.sockets")

@@ -33,7 +33,7 @@ def main(extra: str) -> None:
     require(printed == f"sparkis {sparkis.__version__}\n", f"sparkis --version printed {printed!r}")
     require(sparkis.__version__ == metadata.version("sparkis"), "the metadata has another version")
     require(Path(sparkis.__file__).is_relative_to(sys.prefix), f"sparkis was imported from {sparkis.__file__}")
-    import resp_server.backends.servers.forwarder
+    import resp_server.backends.servers.native.client_forwarder
     import resp_server.native
 
     require(resp_server.native.CORE == "compiled", "the core is not compiled")

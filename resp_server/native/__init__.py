@@ -6,7 +6,7 @@ functions of commands that the core does not answer. `pipelines.pyx` has what a 
 each request.
 
 They are optional: if they are not built, or SPARKIS_PURE is set, the general path in Python answers everything. CORE
-is "compiled" or "python". A proxy's fast path is `resp_server.backends.servers.forwarder`.
+is "compiled" or "python". A proxy's fast path is `resp_server.backends.servers.native`.
 """
 
 from __future__ import annotations

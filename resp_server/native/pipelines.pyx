@@ -16,7 +16,7 @@ from resp_server.limits import PARTIAL_REPLY_BYTES_MAX
 
 
 cdef class RequestBatch:
-    """Requests that are sent together over one connection (`backends.servers.forwarder.PipelineBatch`)."""
+    """Requests that are sent together over one connection (`backends.servers.native.pipeline_batch.PipelineBatch`)."""
 
     cdef size_t accept_all(self, const uint8_t* start, const uint8_t* end, epochs) except? 0:
         """Take replies from received data; return their size."""

@@ -21,7 +21,7 @@ from resp_server.backends.routing.router import GetkeysCache, RoutingTable, rout
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.command_routes import CommandRoutes, ForwardedCommand
-from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.servers.native import forwarder
 from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
 from resp_server.command.policy import Joined, Role

@@ -17,7 +17,7 @@ from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
 from resp_server.backends.routing.key_matcher import ForwardedKeys
 from resp_server.backends.routing.rules import Owner
-from resp_server.backends.servers.compiled import forwarder
+from resp_server.backends.servers.native import forwarder, stored_reads
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.command.keys import keys_of
 from resp_server.protocol.request_parser import RequestParser
@@ -67,8 +67,8 @@ class Scene:
 
     def renew_reads(self) -> None:
         """Have the next request decide whether it is for the core, as after a reply of a server."""
-        self.reads = forwarder.StoredReads(self.proxy.context)
-        self.reads.use(self._commands, SimpleNamespace(current_view=lambda: self.view))
+        self.reads = stored_reads.StoredReads(self.proxy.context)
+        self._commands.use_stores(self.reads, SimpleNamespace(current_view=lambda: self.view))
 
     def session(self, server: Server, protocol: int) -> Session:
         session = Session(1, "a:1", "b:2", server.users.default, NOW_MS)

@@ -10,8 +10,8 @@ import hiredis
 from resp_server.backends.redis.url import Address
 from state_backend.model.slots import SLOTS
 
-# Masters with a number, as `CONNECTIONS_MAX` in `servers/forwarder.pyx` allows. Requests for others take the general
-# path.
+# Masters with a number, as `CONNECTIONS_MAX` in `servers/native/forwarder.pxd` allows. Requests for others take the
+# general path.
 NUMBERED_MAX = 255
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from resp_server.backends.servers.compiled import ClientForwarder
 from resp_server.backends.servers.delegation import DELEGATED_REPLIES
+from resp_server.backends.servers.native import client_forwarder
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.transports import isolated
 from resp_server.pipeline.batched import BatchedPipeline
@@ -31,9 +31,9 @@ class ProxyConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         forwarder = self._proxy_pipeline.backend.forwarder
-        if forwarder is None or ClientForwarder is None or not self.is_idle:
+        if forwarder is None or client_forwarder is None or not self.is_idle:
             return
-        self._forwarder = ClientForwarder(forwarder, self, self.output.transmit)
+        self._forwarder = client_forwarder.ClientForwarder(forwarder, self, self.output.transmit)
         if self.input.is_polled:
             cast(Any, transport).set_interceptor(self._forwarder)
 

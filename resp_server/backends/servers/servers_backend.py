@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from resp_server.backends.servers.command_routes import CommandRoutes
-from resp_server.backends.servers.compiled import forwarder
 from resp_server.backends.servers.forwarder_sink import forward_exec
 from resp_server.backends.servers.long_requests import LongRequests, forwarded_split_of
+from resp_server.backends.servers.native import forwarder, stored_reads
 from resp_server.backends.servers.request_split import split_by_slot
 from resp_server.backends.servers.servers_exec import ServersExec
 from resp_server.backends.servers.state_cluster import StateCluster
@@ -72,10 +72,10 @@ class ServersBackend:
         self._stored_reads: Any = None
         if only is not None and forwarder is not None:
             watch_point = None if only.stores is None else only.stores.watch_point
-            self._stored_reads = forwarder.StoredReads(
+            self._stored_reads = stored_reads.StoredReads(
                 server, None, None, lambda user, view: view.key_count(), watch_point
             )
-            self._stored_reads.use(self.forwarder, only.stores)
+            self.forwarder.use_stores(self._stored_reads, only.stores)
             self.call_commands(self.may_call)
         if self._stored_reads is not None and only is not None and only.stores is not None:
             only.stores.follow(only.epochs)
