@@ -30,7 +30,6 @@ COMPILED_MAX = {
     "Packing": 33,
     "Poller": 32,
     "Transport": 42,
-    "cut_requests": 67,
     "packed_maps": 77,
 }
 

@@ -152,6 +152,12 @@ class Role(Enum):
     WATCH = auto()
 
 
+# The compiled forwarder has code for commands with these roles, or needs none.
+TRANSACTION_ROLES = frozenset({Role.MULTI, Role.EXEC})
+ROLES_FORWARDED_TO_STATES = frozenset({None, Role.MGET}) | TRANSACTION_ROLES
+ROLES_FORWARDED_TO_UPSTREAM = frozenset({None, Role.MGET, Role.SORT_RO, Role.WATCH})
+
+
 class Split(NamedTuple):
     """How a request with many keys, members or channels is split into parts.
 

@@ -14,15 +14,12 @@ from typing import NamedTuple
 from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.policies import MOST_USED, NO_POLICY, policy_of
-from resp_server.command.policy import AnsweredBy, Policy, Role, UpstreamDenial
+from resp_server.command.policy import ROLES_FORWARDED_TO_UPSTREAM, AnsweredBy, Policy, Role, UpstreamDenial
 from resp_server.command.spec import CommandSpec
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
 from resp_server.protocol.errors import GenericError, unknown_command, unknown_subcommand, wrong_arity
 from resp_server.protocol.request_parser import Request
-
-# The roles of commands for which the compiled forwarder has code, or needs none.
-ROLES_FORWARDED_TO_UPSTREAM = (None, Role.MGET, Role.SORT_RO, Role.WATCH)
 
 
 class Routing(Enum):

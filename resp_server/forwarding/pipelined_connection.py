@@ -16,12 +16,17 @@ from resp_server import native
 from resp_server.forwarding.packing import Packed
 from resp_server.forwarding.raw_replies import RawReply
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
-from resp_server.limits import SERVER_REQUESTS_MAX as REQUESTS_MAX  # the name that `forwarder.pyx` imports
+from resp_server.limits import SERVER_REQUESTS_MAX as REQUESTS_MAX  # the name that `native/forwarder.pyx` imports
 from resp_server.protocol.errors import internal_error
 
 
 class Sent(Protocol):
-    """An entry in flight: one request or several. remaining: missing replies. is_batch: of the forwarder."""
+    """An entry in flight: one request or several.
+
+    Attributes:
+        is_batch: It is a `PipelineBatch` of the compiled forwarder.
+        remaining: The number of missing replies.
+    """
 
     @property
     def is_batch(self) -> bool: ...

@@ -11,12 +11,17 @@ from resp_server.native.wire cimport add_spec
 SMALL_FORMS[:] = [-1, VALUE, SMALL_MAP, SHORT_LIST, SMALL_SET, SMALL_SORTED_SET, -1]
 LARGE_FORMS[:] = [-1, LONG_VALUE, LARGE_MAP, LONG_LIST, LARGE_SET, LARGE_SORTED_SET, -1]
 
+# What is special in a command's arguments.
+ANY_SLOTS = {"has_any_slots": True}
+KEYS_AFTER_COUNT = {"has_key_count": True}
+MEMBERS_AFTER_COUNT = {"first_member": 3}  # HTTL key FIELDS 2 field field
+
 # Each command that the core answers: its name, the minimum and maximum of arguments (-1: any number), the kind of its
-# keys, what it reads and replies with, and whether the reply is an array with an element for each argument.
+# keys, what it reads and replies with, whether the reply is an array with an element for each argument, and what is special.
 ROWS = (
     (b"get", 1, 1, STRING, WHOLE, TEXTS, False),
     (b"mget", 1, -1, STRING, KEYS, TEXTS, True),
-    (b"state|mget", 1, -1, STRING, KEYS, TEXTS, True),
+    (b"state|mget", 1, -1, STRING, KEYS, TEXTS, True, ANY_SLOTS),
     (b"strlen", 1, 1, STRING, SIZE, LENGTHS, False),
     (b"getrange", 3, 3, STRING, RANKS, TEXTS, False),
     (b"substr", 3, 3, STRING, RANKS, TEXTS, False),
@@ -33,10 +38,10 @@ ROWS = (
     (b"hkeys", 1, 1, HASH, WHOLE, FIELDS, False),
     (b"hvals", 1, 1, HASH, WHOLE, TEXTS, False),
     (b"hrandfield", 1, 3, HASH, RANDOM, PAIRS, False),
-    (b"httl", 4, -1, HASH, MEMBERS, SECONDS, True),
-    (b"hpttl", 4, -1, HASH, MEMBERS, MILLISECONDS, True),
-    (b"hexpiretime", 4, -1, HASH, MEMBERS, SECONDS_AT, True),
-    (b"hpexpiretime", 4, -1, HASH, MEMBERS, MILLISECONDS_AT, True),
+    (b"httl", 4, -1, HASH, MEMBERS, SECONDS, True, MEMBERS_AFTER_COUNT),
+    (b"hpttl", 4, -1, HASH, MEMBERS, MILLISECONDS, True, MEMBERS_AFTER_COUNT),
+    (b"hexpiretime", 4, -1, HASH, MEMBERS, SECONDS_AT, True, MEMBERS_AFTER_COUNT),
+    (b"hpexpiretime", 4, -1, HASH, MEMBERS, MILLISECONDS_AT, True, MEMBERS_AFTER_COUNT),
     (b"hscan", 2, 4, HASH, SCAN, PAIRS, True),
     (b"llen", 1, 1, LIST, SIZE, LENGTHS, False),
     (b"lindex", 2, 2, LIST, RANKS, TEXTS, False),
@@ -50,7 +55,7 @@ ROWS = (
     (b"sinter", 1, -1, SET, COMBINED, IN_ALL, True),
     (b"sunion", 1, -1, SET, COMBINED, IN_ANY, True),
     (b"sdiff", 1, -1, SET, COMBINED, IN_FIRST, True),
-    (b"sintercard", 2, -1, SET, COMBINED, COUNT_IN_ALL, False),
+    (b"sintercard", 2, -1, SET, COMBINED, COUNT_IN_ALL, False, KEYS_AFTER_COUNT),
     (b"sscan", 2, 4, SET, SCAN, TEXTS, True),
     (b"zcard", 1, 1, SORTED_SET, SIZE, LENGTHS, False),
     (b"zscore", 2, 2, SORTED_SET, MEMBERS, SCORES_OF, False),
@@ -67,10 +72,10 @@ ROWS = (
     (b"zlexcount", 3, 3, SORTED_SET, TEXT_RANGE, LENGTHS, False),
     (b"zrandmember", 1, 3, SORTED_SET, RANDOM, PAIRS, False),
     (b"zscan", 2, 4, SORTED_SET, SCAN, PAIRS, True),
-    (b"zinter", 2, -1, SORTED_SET, COMBINED, IN_ALL, True),
-    (b"zunion", 2, -1, SORTED_SET, COMBINED, IN_ANY, True),
-    (b"zdiff", 2, -1, SORTED_SET, COMBINED, IN_FIRST, True),
-    (b"zintercard", 2, -1, SORTED_SET, COMBINED, COUNT_IN_ALL, False),
+    (b"zinter", 2, -1, SORTED_SET, COMBINED, IN_ALL, True, KEYS_AFTER_COUNT),
+    (b"zunion", 2, -1, SORTED_SET, COMBINED, IN_ANY, True, KEYS_AFTER_COUNT),
+    (b"zdiff", 2, -1, SORTED_SET, COMBINED, IN_FIRST, True, KEYS_AFTER_COUNT),
+    (b"zintercard", 2, -1, SORTED_SET, COMBINED, COUNT_IN_ALL, False, KEYS_AFTER_COUNT),
     (b"geopos", 1, -1, SORTED_SET, MEMBERS, POINTS, True),
     (b"geohash", 1, -1, SORTED_SET, MEMBERS, GEOHASHES, True),
     (b"geodist", 3, 4, SORTED_SET, MEMBERS, DISTANCE, False),
@@ -116,12 +121,12 @@ NAMES = tuple(row[0] for row in ROWS)
 def _fill_rows():
     global COMMANDS, MULTI, EXEC, DISCARD, FREQ
     cdef int command
-    for name, least, most, kind, part, shape, is_array in ROWS:
+    for name, least, most, kind, part, shape, is_array, *special in ROWS:
         command = add_spec(&specs, name, least, <uint32_t><int>most)
-        first_member = 3 if part == MEMBERS and shape in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT) else 1
+        facts = special[0] if special else {}
         rows[command] = Row(
-            kind, part, shape, is_array, b"|" in name, name == b"state|mget", first_member,
-            part == COMBINED and (kind == SORTED_SET or shape == COUNT_IN_ALL),
+            kind, part, shape, is_array, b"|" in name, facts.get("has_any_slots", False), facts.get("first_member", 1),
+            facts.get("has_key_count", False),
         )
         COMMANDS = command + 1
     MULTI, EXEC, DISCARD, FREQ = [NAMES.index(name) for name in (b"multi", b"exec", b"discard", b"object|freq")]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from resp_server.acl.rules import Denial, denial_text
 from resp_server.command.policy import Role
+from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (
@@ -69,6 +70,19 @@ def check_user(context: CommandContext, command: Command, request: Request) -> N
     if denied is not None:
         record_denial(context, command, request, denied)
         raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
+
+
+def check_routed_user(context: CommandContext, routed: RoutedCommand, request: Request) -> None:
+    """Raise NoPermError if the user may not run a request that the upstream may answer.
+
+    Commands that the table lacks, such as those of modules, are for unrestricted users.
+    """
+    if context.session.user.is_unrestricted:
+        return
+    if routed.command is None:
+        name = context.session.user.name.decode("utf-8", "surrogateescape")
+        raise NoPermError(f"User {name} has no permissions to run the '{routed.name}' command")
+    check_user(context, routed.command, request)
 
 
 def record_denial(context: CommandContext, command: Command, request: Request, denied: Denial) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum, auto
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resp_server.command.policy import Role
 from resp_server.command.table import Command
@@ -52,6 +52,13 @@ class Unsent(Enum):
 # Adds a request's reply to a batch, or returns why it does not. It may wait for the client's next batch, in which the
 # request is the first.
 Handling = Coroutine[None, ReplyBatch | None, Unsent | None]
+
+
+class WaitingRequest(NamedTuple):
+    """A request that waits for its client's next batch."""
+
+    request: Request
+    answering: Handling
 
 
 class Backend(TransactionBackend, Protocol):
@@ -108,8 +115,7 @@ class BatchedPipeline:
         self._server, self._table, self.backend = server, server.table, backend
         self._own = ImmediatePipeline(server, backend.own, self._check, on_rejected_exec=backend.exec_rejected)
         self._transactions = Transactions(server, backend)
-        # By client the request that waits for the client's next batch.
-        self._waiting: dict[int, tuple[Request, Handling]] = {}
+        self._waiting: dict[int, WaitingRequest] = {}  # by client
         self.compiled: FastPath | None = None  # there are no stores
         self.poll: Callable[[Any], None] = backend.poll
         self.stop: Callable[[], None] = backend.stop
@@ -139,8 +145,11 @@ class BatchedPipeline:
             answered += 1
             index = len(batch)
             try:
-                waiting, answering = self._waiting.pop(session.id, (None, None)) if self._waiting else (None, None)
-                if answering is None or waiting is not request:
+                waiting = self._waiting.pop(session.id, None) if self._waiting else None
+                next_batch: ReplyBatch | None
+                if waiting is not None and waiting.request is request:
+                    answering, next_batch = waiting.answering, batch
+                else:
                     if backend.answer_at_once(session, request, batch):
                         if perf_counter_ns() >= ends_ns:
                             break
@@ -150,16 +159,14 @@ class BatchedPipeline:
                         answered -= 1
                         break
                     session.begin_command()
-                    answering, begun = backend.answer(context, request, batch), None
-                else:
-                    begun = batch
+                    answering, next_batch = backend.answer(context, request, batch), None  # None starts the coroutine
                 try:
-                    answering.send(begun)
+                    answering.send(next_batch)
                 except StopIteration as end:
                     unsent = end.value
                     later = None if unsent is None else self._answer_here(context, request, batch, unsent)
                 else:
-                    self._waiting[session.id] = request, answering
+                    self._waiting[session.id] = WaitingRequest(request, answering)
                     answered -= 1
                     break
             except Exception as error:  # it fails this request only

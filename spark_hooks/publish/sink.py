@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -108,41 +108,45 @@ def _check_choice(argument: str, value: object, choices: tuple[str, ...]) -> Non
         raise DescriptorError(f"{argument}= is one of {', '.join(map(repr, choices))}, not {value!r}")
 
 
+class SinkArguments(TypedDict):
+    """The arguments that `queryable`, which has their docs, and `publish` have in common, without those of states."""
+
+    mode: Mode
+    job: str | None
+    log: str | Path | None
+    wait_for_visibility: bool | float
+    on_rewind: OnRewind
+    progress: bool | None
+    takeover: bool
+    catch_up_timeout: float | None
+    on_bad_key: OnBadKey
+    record_time: str | None
+
+
 def sink_options_of(
     df: DataFrame,
     states: Sequence[str | StateDescriptor],
-    arguments: StateArguments,
-    *,
-    mode: Mode,
-    job: str | None,
-    log: str | Path | None,
-    wait_for_visibility: bool | float,
-    on_rewind: OnRewind,
-    progress: bool | None,
-    takeover: bool,
-    catch_up_timeout: float | None,
-    on_bad_key: OnBadKey,
-    record_time: str | None,
+    state_arguments: StateArguments,
     query: StreamingQuery | None = None,
+    **arguments: Unpack[SinkArguments],
 ) -> SinkOptions:
     """Validate the arguments of a call.
 
     Args:
         query: The running query, if `df` is one of its micro-batches.
     """
+    mode, job, progress = arguments["mode"], arguments["job"], arguments["progress"]
     _check_choice("mode", mode, get_args(Mode))
-    _check_choice("on_rewind", on_rewind, get_args(OnRewind))
-    timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
-    if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
-        raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
-    _check_choice("on_bad_key", on_bad_key, get_args(OnBadKey))
-    check_timeout(catch_up_timeout)
-    described = _checked_states(df, states, job, arguments)
+    _check_choice("on_rewind", arguments["on_rewind"], get_args(OnRewind))
+    timeout_s = _visibility_timeout_s(arguments["wait_for_visibility"])
+    _check_choice("on_bad_key", arguments["on_bad_key"], get_args(OnBadKey))
+    check_timeout(arguments["catch_up_timeout"])
+    described = _checked_states(df, states, job, state_arguments)
     _check_folded(described, mode, df, query)
-    _check_record_time(df, record_time)
+    _check_record_time(df, arguments["record_time"])
     partitions_of(df.sparkSession)
     # Under Spark Connect the server writes the log, and this process may not reach its storage.
-    root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
+    root = (_root_of if is_connect(df) else log_of)(df.sparkSession, arguments["log"])
     has_progress = is_enabled(df.sparkSession, progress)
     if has_progress:
         check_key_conflict(job or "job", described)
@@ -155,14 +159,21 @@ def sink_options_of(
         mode,
         job,
         root,
-        float(timeout_s),
-        on_rewind,
+        timeout_s,
+        arguments["on_rewind"],
         has_progress,
-        catch_up_timeout,
-        takeover,
-        skips_bad_rows=on_bad_key == "skip",
-        record_time=record_time,
+        arguments["catch_up_timeout"],
+        arguments["takeover"],
+        skips_bad_rows=arguments["on_bad_key"] == "skip",
+        record_time=arguments["record_time"],
     )
+
+
+def _visibility_timeout_s(wait_for_visibility: bool | float) -> float:
+    timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
+    if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
+        raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
+    return float(timeout_s)
 
 
 def _check_record_time(df: DataFrame, record_time: str | None) -> None:
@@ -346,43 +357,28 @@ def publish(
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
         key = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        arguments = (
-            states,
-            columns,
-            mode,
-            wait_for_visibility,
-            on_rewind,
-            progress,
-            takeover,
-            catch_up_timeout,
-            on_bad_key,
-            record_time,
+        arguments = SinkArguments(
+            mode=mode,
+            job=name,
+            log=log,
+            wait_for_visibility=wait_for_visibility,
+            on_rewind=on_rewind,
+            progress=progress,
+            takeover=takeover,
+            catch_up_timeout=catch_up_timeout,
+            on_bad_key=on_bad_key,
+            record_time=record_time,
         )
         active = _published.get(key)
         if active is not None and active.run == run:
             active.publisher.check_not_committed(name, batch_id)
-        if active is None or active.run != run or active.arguments != arguments:
-            sink_options = sink_options_of(
-                batch_df,
-                states,
-                columns,
-                mode=mode,
-                job=name,
-                log=log,
-                wait_for_visibility=wait_for_visibility,
-                on_rewind=on_rewind,
-                progress=progress,
-                catch_up_timeout=catch_up_timeout,
-                on_bad_key=on_bad_key,
-                record_time=record_time,
-                query=run.query,
-                takeover=takeover,
-            )
+        if active is None or active.run != run or active.arguments != (states, columns, arguments):
+            sink_options = sink_options_of(batch_df, states, columns, run.query, **arguments)
             if is_connect(batch_df):
                 from spark_hooks.publish.connect import register_servers
 
                 register_servers(batch_df.sparkSession, sink_options.log)
-            active = _published[key] = _ActiveSink(run, arguments, Publisher(sink_options))
+            active = _published[key] = _ActiveSink(run, (states, columns, arguments), Publisher(sink_options))
             others = (each.publisher.writer_id for each in _published.values() if each.run == run)
             active.publisher.open(run, [writer for writer in others if writer is not None])
         active.publisher.write(batch_df, batch_id)

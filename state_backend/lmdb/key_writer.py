@@ -48,7 +48,9 @@ from state_backend.store.key_events import KeyEvent
 class KeyWriter:
     """Writes and deletes the records of keys, and updates the counts, the expiry index and the changed keys with them.
 
-    changed: how many changes made a difference so far. events: None unless events of keys are recorded.
+    Attributes:
+        changed: The number of changes so far that made a difference.
+        events: Records the events of keys; None: they are not recorded.
     """
 
     def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables, counts: KeyCounts, now_ms: int) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 
 from resp_server.backends.overlay.invalidations import OverlayInvalidations
 from resp_server.backends.overlay.long_requests import is_long
-from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.subscription_order import SubscriptionOrder
 from resp_server.backends.overlay.subscriptions import OverlaySubscriptions, is_about_keys
@@ -24,6 +23,7 @@ from resp_server.backends.routing.router import Router
 from resp_server.command.policy import Role
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command
+from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.called import IsOwn
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -116,7 +116,7 @@ class Listening:
                 "several replies to it, or pushes"
             )
         command.check_arity(request)
-        check_rights(context, routed, request)
+        check_routed_user(context, routed, request)
         if context.session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
             return False  # the proxy refuses it: not all nodes of a Redis Cluster would, which have no subscription
         return self.subscriptions.needs_upstream(routed.name, request, context.session)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from resp_server import native
-from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.routing.long_arguments import without_long_arguments
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Route
@@ -22,6 +21,7 @@ from resp_server.backends.servers.request_split import merge_parts
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
 from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX, request_chunks, too_long
@@ -84,7 +84,7 @@ class LongRequests:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
             for chunk in chunks_of(routed, request):
-                check_rights(context, routed, chunk)
+                check_routed_user(context, routed, chunk)
                 yield
 
     async def answer_in_chunks(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, assert_never, cast
 
 from resp_server.backends.overlay.client_login import login_in
 from resp_server.backends.overlay.client_logins import ClientLogins
@@ -19,7 +19,6 @@ from resp_server.backends.overlay.invalidations import OverlayInvalidations
 from resp_server.backends.overlay.listening import Listening, may_replicate
 from resp_server.backends.overlay.long_requests import LongRequests, is_long
 from resp_server.backends.overlay.owner_changes import OwnerChanges
-from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.sentinel_replies import sentinel_reply
 from resp_server.backends.overlay.shadow import Shadow
@@ -31,7 +30,7 @@ from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
+from resp_server.backends.routing.route import Destination, Route
 from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.upstream_settings import not_passed_on
 from resp_server.backends.servers.aliased_keys import AliasedKeys
@@ -42,7 +41,7 @@ from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.forwarding.answers import SeenEpochs
-from resp_server.pipeline.admission import may_leave
+from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
 from resp_server.pipeline.batched import Unsent
 from resp_server.pipeline.called import IsOwn
@@ -231,15 +230,27 @@ class OverlayBackend:
             found, batch = await self._found_route(context, request, batch)
         if found is None:
             is_answered = self._answer_sentinel(request, session, batch)
-        elif found.destination is Destination.LOCAL:
-            unanswered = await self._answer_local(context, found.routed, request, batch)
-            is_answered = unanswered is None
-            batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
-        elif found.destination in WITHOUT_UPSTREAM:
-            is_history = found.routed.policy.role is Role.STATE_HISTORY
-            is_answered = is_history and self._answer_history(context, found.routed, request, batch)
         else:
-            is_answered = self._answer_beyond_states(context, found, request, batch)
+            match found.destination:
+                case Destination.LOCAL:
+                    unanswered = await self._answer_local(context, found.routed, request, batch)
+                    is_answered = unanswered is None
+                    batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
+                case Destination.STATES:
+                    is_history = found.routed.policy.role is Role.STATE_HISTORY
+                    is_answered = is_history and self._answer_history(context, found.routed, request, batch)
+                case (
+                    Destination.UPSTREAM
+                    | Destination.BOTH
+                    | Destination.ALIASED
+                    | Destination.PREFERRED
+                    | Destination.ALL_KEYS
+                    | Destination.SELECT
+                    | Destination.DROPPED
+                ):
+                    is_answered = self._answer_beyond_states(context, found, request, batch)
+                case never:
+                    assert_never(never)
         return None if is_answered else await self._servers.answer(context, request, batch)
 
     async def _found_route(
@@ -303,7 +314,7 @@ class OverlayBackend:
         """Answer a request for the upstream, or for both backends, outside of MULTI."""
         session, routed, role = context.session, route.routed, route.routed.policy.role
         if not is_long(request):  # the rights to a long one were checked in steps
-            check_rights(context, routed, request)
+            check_routed_user(context, routed, request)
         if routed.policy.kills_a_script:
             for pool in self._sender.upstream_of(session).masters:
                 pool.dedicated.open(session.id, session.protocol)
@@ -369,7 +380,7 @@ class OverlayBackend:
         if listens(routed.policy):
             return await self._listening.confirmed(context, routed, request, batch)
         if role is Role.CLIENT_UNBLOCK and transaction is None:
-            check_rights(context, routed, request)
+            check_routed_user(context, routed, request)
             if self._dedicated.unblock(request, session, batch):
                 return None
         return batch

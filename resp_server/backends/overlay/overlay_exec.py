@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial, reduce
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from resp_server.backends.overlay.exec_listings import QueuedBackends
 from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, alias_split, split_by_backend
@@ -85,16 +85,15 @@ class ListingPlace(NamedTuple):
 class OverlayPlan:
     """The backend of each queued command of an EXEC.
 
+    Args:
+        seen: Returns the epochs that the client has seen when a listing is read.
+
     Attributes:
         places: For each queued command, where its reply is found, or its reply.
         of_states: The commands for the states.
         shadowed: The reads to compare.
         database: The selected one, after the commands so far.
-        needs_states: Whether some of the commands are about states.
-
-
-    Args:
-        seen: Returns the epochs that the client has seen when a listing is read.
+        needs_states: Some commands are about states.
     """
 
     def __init__(self, sender: RouteSender, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
@@ -133,25 +132,29 @@ class OverlayPlan:
             return self._add_for_states(request)
         destination, routed = route.destination, route.routed
         self._upstream.add_changed(route.changed)
-        if destination is Destination.UPSTREAM:
-            at = self._upstream.begin_command(self.database)
-            if route.shadowed:
-                self._add_shadowed(route, at)
-            await self._add_for_upstream(routed, request if route.request is None else route.request)
-            return SinglePlace(UPSTREAM, at)
-        if destination is Destination.DROPPED:
-            return OK
-        if destination is Destination.SELECT:
-            return self._select(request[1])
-        if destination is Destination.ALL_KEYS:
-            return await self._add_listing(routed, request)
-        if destination in (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED):
-            return await self._add_split(route, request)
-        # A command that is about states by its name, such as STATE MGET, does not count.
-        self.needs_states |= destination is Destination.STATES and routed.routing is Routing.BY_KEYS
-        if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
-            self._upstream.cache_by(request)
-        return self._add_for_states(request)
+        match destination:
+            case Destination.UPSTREAM:
+                at = self._upstream.begin_command(self.database)
+                if route.shadowed:
+                    self._add_shadowed(route, at)
+                await self._add_for_upstream(routed, request if route.request is None else route.request)
+                return SinglePlace(UPSTREAM, at)
+            case Destination.DROPPED:
+                return OK
+            case Destination.SELECT:
+                return self._select(request[1])
+            case Destination.ALL_KEYS:
+                return await self._add_listing(routed, request)
+            case Destination.BOTH | Destination.PREFERRED | Destination.ALIASED:
+                return await self._add_split(route, request)
+            case Destination.STATES | Destination.LOCAL:
+                # A command that is about states by its name, such as STATE MGET, does not count.
+                self.needs_states |= destination is Destination.STATES and routed.routing is Routing.BY_KEYS
+                if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
+                    self._upstream.cache_by(request)
+                return self._add_for_states(request)
+            case never:
+                assert_never(never)
 
     async def _add_for_upstream(self, routed: RoutedCommand, request: Request) -> None:
         is_long = type(request) is LongRequest

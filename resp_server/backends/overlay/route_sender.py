@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import assert_never
 
 from resp_server.backends.overlay.cached_reads import CachedReads
 from resp_server.backends.overlay.client_backends import ClientBackends, visible_keys
@@ -100,21 +101,26 @@ class RouteSender:
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
-        if route.destination is Destination.STATES:
-            if not self._state_sender.send(self._table.find(request), request, session, batch):
-                raise GenericError("the request is malformed")
-        elif route.destination is Destination.BOTH:
-            self._send_both(route, request, session, batch)
-            batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
-        elif route.destination is Destination.PREFERRED:
-            self._send_preferred(route, request, session, batch)
-        elif route.destination is Destination.ALIASED:
-            self._send_aliased(route, request, session, batch)
-        elif route.destination is Destination.DROPPED:
-            self.dropped_writes += 1
-            batch.add(b"" if session.replies_suppressed else OK)
-        else:
-            self._send_upstream(route, request, session, batch)
+        match route.destination:
+            case Destination.STATES:
+                if not self._state_sender.send(self._table.find(request), request, session, batch):
+                    raise GenericError("the request is malformed")
+            case Destination.UPSTREAM | Destination.SELECT:  # a SELECT here is malformed; the upstream has the error
+                self._send_upstream(route, request, session, batch)
+            case Destination.BOTH:
+                self._send_both(route, request, session, batch)
+                batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
+            case Destination.PREFERRED:
+                self._send_preferred(route, request, session, batch)
+            case Destination.ALIASED:
+                self._send_aliased(route, request, session, batch)
+            case Destination.DROPPED:
+                self.dropped_writes += 1
+                batch.add(b"" if session.replies_suppressed else OK)
+            case Destination.LOCAL | Destination.ALL_KEYS:
+                raise AssertionError(f"{route.destination} is not sent by its keys")
+            case never:
+                assert_never(never)
 
     def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Answer a request from the cache or by the upstream."""

@@ -11,7 +11,6 @@ from resp_server.backends.overlay.client_logins import NOT_BY_SUBSCRIBERS
 from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
 from resp_server.backends.overlay.long_requests import chunks_of, is_long
 from resp_server.backends.overlay.overlay_exec import OverlayExec
-from resp_server.backends.overlay.rights import check_rights
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.watch import watch_both
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
@@ -19,6 +18,7 @@ from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import Role
 from resp_server.command.table import Command, CommandTable
 from resp_server.forwarding.answers import SeenEpochs
+from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
@@ -51,7 +51,7 @@ class OverlayTransactions:
         if routed.is_subscription:
             raise GenericError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
-            check_rights(context, routed, request)
+            check_routed_user(context, routed, request)
         if route.destination is Destination.SELECT and self._dedicated.listens(session):
             raise GenericError(NOT_BY_SUBSCRIBERS)
         session.last_command = routed.name

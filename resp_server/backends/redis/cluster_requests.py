@@ -74,7 +74,7 @@ def name_at(table: SlotTable, master: Address) -> bytes:
         name = b"sparkis:wait:%d" % number
         if table.master_of(slot_of(name)) == master:
             return name
-    raise GenericError(f"the upstream's node {master} has too few slots for WAIT")
+    raise GenericError(f"no slot of the upstream's node {master} was found for WAIT; move more slots to it")
 
 
 class Part(NamedTuple):

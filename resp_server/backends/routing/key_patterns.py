@@ -8,7 +8,7 @@ from state_backend.model.descriptor import KeyFormat
 
 GLOB_MARKS = re.compile(rb"([*?\[\]\\^])")
 # A byte that no literal has: literals are UTF-8.
-FRESH = b"\xff"
+UNUSED_BYTE = b"\xff"
 
 
 def key_pattern(key_format: KeyFormat) -> bytes:
@@ -41,5 +41,5 @@ def covers(wide: KeyFormat, narrow: KeyFormat) -> bool:
     It does if it matches a key of the narrow format in which each column is a byte that no literal has: only a column
     of the wide format matches this byte, and a column matches any other text, too.
     """
-    key = FRESH.join(literal.encode() for literal in narrow.literals)
+    key = UNUSED_BYTE.join(literal.encode() for literal in narrow.literals)
     return re.match(key_pattern(wide), key, re.DOTALL) is not None

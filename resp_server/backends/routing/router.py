@@ -276,7 +276,7 @@ class _KeyedRequest:
         if routed.is_split:
             return self._both(owned)
         if len(owned) < len(self._positions):
-            raise self._needs_one_side()
+            raise self._needs_one_backend()
         raise GenericError(self._owners_text([owned[0][0]]))
 
     def _of_upstream(self) -> Route:
@@ -306,7 +306,7 @@ class _KeyedRequest:
                 unserved = GenericError(f"{self._owners_text(self._positions)}, and the states have it")
             return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if not routed.is_split:
-            raise self._needs_one_side()
+            raise self._needs_one_backend()
         return self._both(self._others)
 
     def _states(self) -> Route:
@@ -384,7 +384,7 @@ class _KeyedRequest:
             return route
         return route._replace(changed=[self._request[at] for at in self._positions])
 
-    def _needs_one_side(self) -> GenericError:
+    def _needs_one_backend(self) -> GenericError:
         return GenericError(
             f"command '{self._routed.name}' needs keys of one backend: {self._owners_text(self._positions)}"
         )

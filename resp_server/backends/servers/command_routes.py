@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from resp_server.command.keys import KeyRange, key_ranges
 from resp_server.command.policies import MOST_USED
-from resp_server.command.policy import AnsweredBy, Joined, Role
+from resp_server.command.policy import ROLES_FORWARDED_TO_STATES, TRANSACTION_ROLES, AnsweredBy, Joined, Role
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
@@ -48,9 +48,6 @@ class ForwardedCommand(NamedTuple):
     command_stats: CommandStats
 
 
-# The roles of commands for which the forwarder has code, or needs none.
-OF_TRANSACTIONS = (Role.MULTI, Role.EXEC)
-ROLES_FORWARDED_TO_STATES = (None, Role.MGET, *OF_TRANSACTIONS)
 ALL_ARGUMENTS = [KeyRange(1, -1)]
 
 
@@ -81,7 +78,7 @@ class CommandRoutes:
                 continue
             policy = command.policy
             keys = key_ranges(command.facts) if command.answered_without_upstream is AnsweredBy.STATES else None
-            if policy.role not in ROLES_FORWARDED_TO_STATES or not (keys or policy.role in OF_TRANSACTIONS):
+            if policy.role not in ROLES_FORWARDED_TO_STATES or not (keys or policy.role in TRANSACTION_ROLES):
                 continue
             arity = command.facts.arity
             most = arity if arity > 0 else CHUNK_ARGUMENTS

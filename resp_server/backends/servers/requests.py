@@ -19,9 +19,6 @@ from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, epoch_words
 from state_backend.model.slots import slot_of
 
-# A request is sent at most twice: the second time after its connection was lost.
-SENDS_MAX = 2
-
 
 class ConnectionKey(NamedTuple):
     """Identifies a connection to a server.

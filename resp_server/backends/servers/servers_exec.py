@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.request_split import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey
-from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
+from resp_server.backends.servers.retries import ExecAttempts, is_passing
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.transaction_plan import (
     SHORT_COMMANDS_MAX,
     QueuedCommands,
@@ -36,12 +37,6 @@ from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
 from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
-
-# The pause before the next attempt; it doubles each time. Servers apply an epoch some milliseconds apart.
-PAUSE_S = 0.005
-PAUSE_S_MAX = 0.1
-# There is another attempt after so many lost connections. More losses mean that something is wrong.
-LOSSES_MAX = 2
 
 
 class ServersExec(BackendExec):
@@ -62,7 +57,8 @@ class ServersExec(BackendExec):
         self._protocol = context.session.protocol
         self._defer = context.server.clients.defer
         self._epochs = EpochsToRead()
-        self._attempts = Attempts(cluster, cluster.deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX))
+        deadline_s = cluster.deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
+        self._attempts = ExecAttempts(cluster.pause, deadline_s)
 
     async def answer(self) -> Answer:
         """Plan, send and read, until all servers have run their transactions; then merge their replies."""
@@ -111,7 +107,7 @@ class ServersExec(BackendExec):
         if error.startswith(b"-MOVED "):
             transaction.cluster.refresh(transaction.address)
             return True
-        return error.startswith(RETRY_ERRORS) or self._attempts.may_follow_loss(transaction)
+        return is_passing(error) or (self._attempts.may_follow_loss() and transaction.head[:6] != b"-EXECA")
 
     async def _merged(self, plan: TransactionPlan, transactions: Sequence[ServerTransaction]) -> Answer:
         """Merge the servers' replies with the proxy's own, unless a watched key has changed."""
@@ -182,10 +178,8 @@ class EpochsToRead:
             self._by_cluster[transaction.cluster_index] = dict(cluster.epochs.newest)
             self._announced[transaction.cluster_index] = cluster.epochs
         epochs = self._by_cluster[transaction.cluster_index]
-        jobs, readable = (
-            self._jobs.setdefault(address, set(cluster.epochs.seen.get(address, ()))),
-            cluster.epochs.outages.readable,
-        )
+        jobs = self._jobs.setdefault(address, set(cluster.epochs.seen.get(address, ())))
+        readable = cluster.epochs.outages.readable
         return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
 
     def take_pinned(self, transaction: ServerTransaction, pinned: dict[str, list[JobEpoch]]) -> None:
@@ -212,25 +206,6 @@ class EpochsToRead:
     def of_reply(self) -> ReplyEpochs:
         """The epochs that the reply is from."""
         return tuple(self._by_cluster.values())
-
-
-class Attempts:
-    """The attempts to run one EXEC, until its deadline: the pauses between them, and the lost connections."""
-
-    def __init__(self, cluster: StateCluster, deadline_s: float) -> None:
-        self._cluster, self._deadline_s = cluster, deadline_s
-        self._pause_s, self._losses = PAUSE_S, 0
-
-    async def pause(self, reason: str) -> None:
-        """Wait before the next attempt; TryAgainError if the deadline would be over then, or the proxy stops."""
-        if not await self._cluster.pause(self._deadline_s, self._pause_s):
-            raise TryAgainError(reason)
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-
-    def may_follow_loss(self, transaction: ServerTransaction) -> bool:
-        """Count a lost connection, or another error; return whether to try again."""
-        self._losses += 1
-        return transaction.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
 
 def _failed_in(transactions: Sequence[ServerTransaction]) -> Steps[list[tuple[ServerTransaction, bytes]]]:

@@ -2,9 +2,7 @@
 
 For each protocol version, a server has one connection for look-ups, one for long requests such as KEYS and DBSIZE, and
 one for STATE HISTORY (`server_connection`); and others for clients that read committed values only. A request has a
-deadline. It is sent at most twice, the second time only after its connection was lost. That is safe, because all
-requests only read. A MOVED updates the slot map and redirects the request. After two redirects, or if a server is not
-ready, the proxy pauses before it sends the request again.
+deadline; until then it may be sent again (`retries`). A MOVED updates the slot map.
 """
 
 from __future__ import annotations
@@ -23,8 +21,14 @@ from resp_server.backends.servers.job_keys import JobKeys
 from resp_server.backends.servers.long_replies import LongReplies
 from resp_server.backends.servers.min_epochs import MinEpochs
 from resp_server.backends.servers.replica_choice import ActiveServerChange, ActiveServers
-from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest
-from resp_server.backends.servers.retry_pauses import RetryPauses
+from resp_server.backends.servers.requests import ConnectionKey, ServerRequest
+from resp_server.backends.servers.retries import (
+    AGREE_PAUSE_S,
+    REDIRECTS_AT_ONCE_MAX,
+    RetryPauses,
+    is_passing,
+    may_send_again,
+)
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.server_stores import ServerStores
@@ -46,12 +50,6 @@ from state_backend.model.slots import SLOTS
 logger = logging.getLogger("sparkis.proxy")
 
 TOPOLOGY = pack((b"STATE", b"TOPOLOGY"))
-# Redirects that are followed without a pause: one MOVED is normal after slots moved, two mean that servers disagree.
-REDIRECTS_AT_ONCE_MAX = 2
-# The pause before a request is sent again to servers that disagree or are not ready.
-AGREE_PAUSE_S = 0.05
-# Errors of a server or a shard that will soon be able to answer.
-RETRY_ERRORS = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
 
 
 @dataclass
@@ -347,13 +345,13 @@ class StateCluster:
         return main.reason if main.is_given_up and not connection.is_connected else None
 
     def error_received(self, request: ServerRequest, reply: bytes, connection: ServerConnection) -> None:
-        """Follow a MOVED, send a request again after one of `RETRY_ERRORS`, and pass any other error to the sink."""
+        """Send a request again after a MOVED or an error that will pass; pass any other error to the sink."""
         try:
             if request.address is not None:
                 request.sink.put(request.index, reply)
             elif reply[:7] == b"-MOVED ":
                 self._follow_moved(request, reply, connection.key.address)
-            elif reply.startswith(RETRY_ERRORS) and not request.is_long:
+            elif is_passing(reply) and not request.is_long:
                 in_background(self._send_after_pause(request, reply, connection.reply_epochs))
             else:
                 request.sink.put(request.index, reply, connection.reply_epochs)
@@ -366,10 +364,10 @@ class StateCluster:
         self._choose_active()
         now_s = self.access.clock()
         for request in requests:
-            if request.sends >= SENDS_MAX or now_s >= request.deadline_s:
-                request.refuse(GenericError(reason))
-            else:
+            if may_send_again(request, now_s):
                 self.send(request)
+            else:
+                request.refuse(GenericError(reason))
         for connection in self.connections.values():
             if self._stays_open(connection.key) and not self._is_stopping:
                 connection.connect()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from resp_server.backends.servers.request_split import split_in_steps
-from resp_server.backends.servers.requests import SENDS_MAX, ConnectionKey, ServerRequest, read_point
+from resp_server.backends.servers.requests import ConnectionKey, ServerRequest, read_point
+from resp_server.backends.servers.retries import SENDS_MAX, is_passing
 from resp_server.backends.servers.server_connection import ServerConnection
-from resp_server.backends.servers.state_cluster import RETRY_ERRORS, StateCluster
+from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.stores.stores_backend import StoresBackend
 from resp_server.command.policy import AnsweredBy, Role
@@ -173,9 +174,9 @@ class ServerTransaction(ReplySink):
         self.items = yield from items_of(self.replies[-1])
         for index in range(0, len(self.items), CHECKED_AT_ONCE):
             yield
-            for item in self.items[index : index + CHECKED_AT_ONCE]:
-                if is_error(item) and as_bytes(item).startswith((b"-MOVED ", *RETRY_ERRORS)):
-                    return as_bytes(item)
+            for error in map(as_bytes, filter(is_error, self.items[index : index + CHECKED_AT_ONCE])):
+                if error.startswith(b"-MOVED ") or is_passing(error):
+                    return error
         return None
 
 

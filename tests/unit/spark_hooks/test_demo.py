@@ -27,7 +27,9 @@ class Endpoint(NamedTuple):
         (None, None),
     ],
 )
-def test_failed_page_is_logged(page_url: str | None, line: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_prints_where_its_page_is_or_that_it_failed(
+    page_url: str | None, line: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     screen = Screen(io.StringIO(), Path("demo.log"))
     screen.show_endpoint(Endpoint("redis://127.0.0.1:7379", 7379), page_url)  # type: ignore[arg-type]
     found = re.search("^page.*$", capsys.readouterr().out, re.MULTILINE)

@@ -142,7 +142,7 @@ cdef class ClientBatch:
         return 0
 
     cdef bint join_listing(self, Request* request) except -1:
-        """Make one reply to a request about all keys of those of both sides; False: the general path answers it."""
+        """Join the replies of the states and of the upstream to a request about all keys; False: the general path answers it."""
         cdef Item* item = &self.items[request.first]
         cdef const char* data = self.buffer.data
         cdef const uint8_t* first = <const uint8_t*>data + item.at
@@ -171,7 +171,7 @@ cdef class ClientBatch:
         return is_joined
 
     cdef bint put_drawn(self, Output* out, const Request* request) except -1:
-        """Write the random key of one side; False: the general path draws one. The states' item has their number of keys, and a key.
+        """Write the states' or the upstream's random key; False: the general path draws one. The states' item has their number of keys, and a key.
 
         Some of the upstream's keys are hidden: copies of states' keys. Their share follows from all keys drawn so far. In place of a hidden
         one the states' key is taken, so the upstream's key is chosen so often that each visible key is equally probable.

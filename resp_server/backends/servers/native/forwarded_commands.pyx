@@ -10,7 +10,7 @@ from resp_server.backends.servers.native.client_batch cimport ARRAY, COUNTED, DR
 
 from resp_server.command.policy import Joined, Role
 
-# Those commands about all keys that both sides answer, by their roles.
+# How the replies of the states and of the upstream to a command about all keys are joined, by its role.
 LISTINGS = {Role.DBSIZE: COUNTED, Role.KEYS: LISTED, Role.RANDOMKEY: DRAWN, Role.SCAN: SCANNED}
 
 

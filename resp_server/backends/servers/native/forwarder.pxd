@@ -15,6 +15,10 @@ cdef enum:
     ITEMS_MAX = 4096
     CONNECTIONS_MAX = 512
 
+cdef struct TransactionStart:
+    uint32_t multi  # the request
+    bint has_states, has_writes, is_caching_set  # before it
+
 cdef class Forwarder:
     cdef object upstream  # a function that returns a client's connection to a database; None: there is no upstream
     cdef object own_clients  # mappings of the clients with connections of their own; empty: no client keeps its connection
@@ -75,6 +79,12 @@ cdef class Forwarder:
     cdef size_t cut_requests(
         self, sink, const uint8_t* start, const uint8_t* end, int protocol, database, bint is_of_states
     ) except? 0
+    cdef void begin_transaction(self, TransactionStart* start, int command, const uint8_t* at, size_t size) noexcept
+    cdef void drop_transaction(self, const TransactionStart* start) noexcept
+    cdef bint add_exec(
+        self, sink, const TransactionStart* start, int command, const uint8_t* at, size_t size, int protocol, database
+    ) except -1
+    cdef void add_boundary(self, int command, const uint8_t* at, size_t size) noexcept
     cdef Item* add_item(self, size_t i) noexcept
     cdef void add_request(self, int command, const uint8_t* at, size_t size, uint32_t items) noexcept
     cdef int add_caching(self, const uint8_t* at, size_t size) except -1

@@ -222,9 +222,8 @@ cdef class Forwarder:
         """Parse the forwardable requests at the front of a buffer, and find the connection of each key; return their size."""
         cdef const uint8_t* at = start
         cdef const uint8_t* multi = NULL  # the MULTI of a transaction without EXEC yet
-        cdef uint32_t begin = 0
+        cdef TransactionStart transaction
         cdef size_t requests_max = BATCH_REQUESTS_MAX
-        cdef bint had_states = False, had_writes = False, had_caching = False
         cdef size_t count = 0
         cdef Py_ssize_t took
         cdef int command, items
@@ -253,40 +252,66 @@ cdef class Forwarder:
                 break
             plan = &self.commands.plans[command]
             if plan.part == BEGIN or plan.part == RUN:
-                self.add_item(0)
-                if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states:
-                    break
-                if sink.watches_states:
+                # A MULTI within a transaction, an EXEC outside of one, and arguments of either are errors.
+                if (plan.part == BEGIN) != (multi == NULL) or count > 1 or is_of_states or sink.watches_states:
                     break
                 if plan.part == BEGIN:
-                    multi, begin, had_states, had_writes = at, self.request_count, self.has_states, self.has_writes
-                    had_caching = self.is_caching_set
-                elif not self.end_transaction(sink, begin, protocol, database, had_caching):
-                    break
-                items, self.requests[self.request_count].join, self.requests[self.request_count].has_caching = 1, NOT_JOINED, False
-                if plan.part == RUN and self.requests[begin + 1].join == QUEUED_PART:
-                    items, self.requests[self.request_count].join = 0, EXEC_PARTS
+                    multi = at
+                    self.begin_transaction(&transaction, command, at, took)
+                else:
+                    if not self.add_exec(sink, &transaction, command, at, took, protocol, database):
+                        break
+                    multi, requests_max = NULL, TRANSACTION_REQUESTS_MAX
             else:
                 items = self.add_items(sink, plan, count, at, took, protocol, database, is_of_states, multi != NULL)
                 if not items:
                     break
-            self.add_request(command, at, took, items)
-            self.requests[self.request_count - 1].is_in_transaction = multi != NULL
+                self.add_request(command, at, took, items)
+                self.requests[self.request_count - 1].is_in_transaction = multi != NULL
             if self.listed_keys > LISTED_KEYS_MAX:  # the client's other requests have another turn
                 requests_max = self.request_count
-            if plan.part == RUN:
-                multi, requests_max = NULL, TRANSACTION_REQUESTS_MAX
-                self.requests[self.request_count - 1].queued = self.request_count - begin - 2
-                if not items:
-                    self.requests[self.request_count - 1].first = self.requests[begin + 1].first
-                    self.requests[self.request_count - 1].items = self.request_count - begin - 2
-                self.requests[self.request_count - 1].is_recorded = self.is_recording  # CLIENT CACHING does not limit it
             at += took
         if multi != NULL:
-            self.request_count, self.item_count = begin, self.requests[begin].first
-            self.has_states, self.has_writes, at = had_states, had_writes, multi
-            self.is_caching_set = had_caching
+            self.drop_transaction(&transaction)
+            at = multi
         return at - start
+
+    cdef void begin_transaction(self, TransactionStart* start, int command, const uint8_t* at, size_t size) noexcept:
+        """Add a MULTI; note the state of the input before it."""
+        start.multi, start.has_states, start.has_writes = self.request_count, self.has_states, self.has_writes
+        start.is_caching_set = self.is_caching_set
+        self.add_boundary(command, at, size)
+
+    cdef void drop_transaction(self, const TransactionStart* start) noexcept:
+        """Remove a MULTI whose EXEC is missing, and the requests after it."""
+        self.request_count, self.item_count = start.multi, self.requests[start.multi].first
+        self.has_states, self.has_writes = start.has_states, start.has_writes
+        self.is_caching_set = start.is_caching_set
+
+    cdef bint add_exec(
+        self, sink, const TransactionStart* start, int command, const uint8_t* at, size_t size, int protocol, database
+    ) except -1:
+        """Add an EXEC; False: the transaction is not forwardable."""
+        cdef uint32_t begin = start.multi, queued = self.request_count - begin - 1
+        cdef Request* run
+        self.add_item(0)
+        if not self.end_transaction(sink, begin, protocol, database, start.is_caching_set):
+            return False
+        self.add_boundary(command, at, size)
+        run = &self.requests[self.request_count - 1]
+        run.queued, run.is_recorded = queued, self.is_recording  # CLIENT CACHING does not limit it
+        if self.requests[begin + 1].join == QUEUED_PART:
+            run.join, run.first, run.items = EXEC_PARTS, self.requests[begin + 1].first, queued
+            self.item_count -= 1  # its items are those of the queued commands
+        return True
+
+    cdef void add_boundary(self, int command, const uint8_t* at, size_t size) noexcept:
+        """Add a MULTI or an EXEC."""
+        cdef Request* request = &self.requests[self.request_count]
+        request.join, request.has_caching, request.is_in_transaction = NOT_JOINED, False, True
+        if self.commands.plans[command].part == BEGIN:
+            self.add_item(0)
+        self.add_request(command, at, size, 1)
 
     cdef inline Item* add_item(self, size_t i) noexcept:
         """Return item i of the request that is being cut, empty."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from resp_server.backends.servers.retry_pauses import RetryPauses
+from resp_server.backends.servers.retries import RetryPauses
 from resp_server.forwarding.answers import in_background
 
 
