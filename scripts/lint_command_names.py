@@ -24,7 +24,8 @@ OTHER_PACKAGES = ("command", "commands", "exporter", "programs", "settings")
 # Redis has events, frames, categories and reasons with the names of commands.
 OTHER_NAMES = (
     "acl/log.py",
-    "acl/rules.py",
+    "acl/selector.py",
+    "acl/user.py",
     "acl/users.py",
     "backends/servers/field_notifications.py",
     "backends/servers/relay_connection.py",

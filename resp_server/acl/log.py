@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from resp_server.acl.rules import Reason
+from resp_server.acl.denial import Reason
 
 # Standard: Redis groups equal denials within this time, among the newest entries.
 GROUPING_MS_MAX = 60_000

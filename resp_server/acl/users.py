@@ -18,7 +18,8 @@ from typing import Any, TypedDict
 
 from resp_server.acl.log import DenialLog
 from resp_server.acl.rate_limits import RateLimit, RateLimiter
-from resp_server.acl.rules import BLANK, DEFAULT_USER, RuleError, User, merge_selectors, password_hash
+from resp_server.acl.selector import BLANK, RuleError
+from resp_server.acl.user import DEFAULT_USER, User, merge_selectors, password_hash
 from resp_server.command.table import CommandTable
 from resp_server.session.account import Account
 from state_backend.model.errors import SparkisError

@@ -10,8 +10,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from resp_server.acl.denial import Denial, denial_text
 from resp_server.acl.log import AclLogEntry, merge_entries
-from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
+from resp_server.acl.selector import CATEGORIES, Selector
+from resp_server.acl.user import User
 from resp_server.acl.users import UserChange, UserChangeResult
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
 from resp_server.command.table import Command

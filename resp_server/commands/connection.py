@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from resp_server.acl.rules import DEFAULT_USER, Reason
+from resp_server.acl.denial import Reason
+from resp_server.acl.user import DEFAULT_USER
 from resp_server.command.handler import check_32_bits, command, integer
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (

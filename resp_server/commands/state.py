@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resp_server.acl.rules import RuleError, User
+from resp_server.acl.selector import RuleError
+from resp_server.acl.user import User
 from resp_server.command.handler import OneOrMore, command, integer
 from resp_server.command.policy import OF_SERVERS
 from resp_server.command.spec import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resp_server.acl.rules import Denial, denial_text
+from resp_server.acl.denial import Denial, denial_text
 from resp_server.command.policy import Role
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command, CommandTable

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from resp_server.acl.rules import DEFAULT_USER, Reason
+from resp_server.acl.denial import Reason
+from resp_server.acl.user import DEFAULT_USER
 from resp_server.acl.users import UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Visibility
 from resp_server.cluster.node_view import NodeView

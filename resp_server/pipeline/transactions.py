@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
+from resp_server.acl.denial import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.command.policy import AnsweredBy, Role
 from resp_server.forwarding.answers import Answer, SeenEpochs, deliver, in_steps
 from resp_server.forwarding.raw_replies import Steps

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import hiredis
 
-from resp_server.acl.rules import DEFAULT_USER
+from resp_server.acl.user import DEFAULT_USER
 from resp_server.cluster.node_view import NodeView
 from resp_server.limits import NODE_MESSAGES_BYTES_MAX
 from resp_server.net.client import pack_request

@@ -1,4 +1,4 @@
-"""The interface of a session's user: `resp_server.acl.rules.User`, which is above the sessions."""
+"""The interface of a session's user: `resp_server.acl.user.User`, which is above the sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Account(ABC):
-    """A session's user (see `resp_server.acl.rules.User`). All of its fields but the name may change at any time.
+    """A session's user (see `resp_server.acl.user.User`). All of its fields but the name may change at any time.
 
     Attributes:
         is_open: No password is needed.

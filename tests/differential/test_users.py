@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from compat.conformance.pair import Pair
 from compat.conformance.wire import Connection, Reply
 from compat.examples import examples
-from resp_server.acl.rules import CATEGORIES, DEFAULT_USER, RuleError, User
+from resp_server.acl.selector import CATEGORIES, RuleError
+from resp_server.acl.user import DEFAULT_USER, User
 from resp_server.commands import command_table
 
 TABLE = command_table()

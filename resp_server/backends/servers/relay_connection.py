@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 
-from resp_server.acl.rules import DEFAULT_USER
+from resp_server.acl.user import DEFAULT_USER
 from resp_server.backends.servers.field_notifications import FieldReadError
 from resp_server.backends.servers.message_delivery import MessageDelivery
 from resp_server.backends.servers.state_cluster import StateCluster

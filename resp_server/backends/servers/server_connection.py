@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import hiredis
 
-from resp_server.acl.rules import DEFAULT_USER
+from resp_server.acl.user import DEFAULT_USER
 from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.job_keys import JobKeys

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from resp_server import native
-from resp_server.acl.rules import KeyAccess, User
+from resp_server.acl.selector import KeyAccess
+from resp_server.acl.user import User
 from resp_server.acl.visibility import Visibility
 from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial
+from resp_server.acl.denial import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial
 from resp_server.backends.stores.compiled import fast_path_of
 from resp_server.command.policy import Split
 from resp_server.command.table import Command

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from resp_server.acl.denial import Reason
 from resp_server.acl.log import GROUPED_ENTRIES_MAX, GROUPING_MS_MAX, OBJECT_BYTES_MAX, DenialLog, merge_entries
-from resp_server.acl.rules import Reason
 
 NOW_MS = 1_700_000_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.acl.rate_limits import RateLimit
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.acl.users import NO_FILE, NOT_SAVED, AccessError, UserChange, UserChangeResult, Users
 from resp_server.acl.visibility import Coverage, can_see_job, coverage_of
 from resp_server.commands import command_table

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.acl.visibility import RANDOM_TRIES, Coverage, Visibility
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.records import Change, Op

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.forwarding.reply_sinks import UnansweredError
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.replies import ReplyStream, Sliced, SlicedEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.session.session import ReplyMode, Session
 
 

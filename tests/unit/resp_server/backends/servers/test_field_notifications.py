@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.acl.rules import User
+from resp_server.acl.user import User
 from resp_server.backends.routing.key_matcher import KeyMatcher
 from resp_server.backends.routing.rules import parse_rules
 from resp_server.backends.servers.field_names import FieldRules

@@ -6,19 +6,9 @@ from hashlib import sha256
 
 import pytest
 
-from resp_server.acl.rules import (
-    CATEGORIES,
-    PARTS_MAX,
-    RULES_BYTES_MAX,
-    RULES_MAX,
-    SELECTORS_MAX,
-    Denial,
-    Reason,
-    RuleError,
-    User,
-    denial_text,
-    merge_selectors,
-)
+from resp_server.acl.denial import Denial, Reason, denial_text
+from resp_server.acl.selector import CATEGORIES, RuleError
+from resp_server.acl.user import PARTS_MAX, RULES_BYTES_MAX, RULES_MAX, SELECTORS_MAX, User, merge_selectors
 from resp_server.commands import command_table
 from resp_server.protocol.glob import PATTERN_BYTES_MAX
 
