@@ -6,6 +6,17 @@ server does not read the client's socket meanwhile. While the client does not re
 and wait: most clients send a whole pipeline before they read, and one that cannot send would never read. So one client
 makes the server buffer about one turn's output, and requests up to a limit.
 
+The calls within this module:
+
+    data_received, requests_received      input arrives
+    └─ _answer_input, _buffer_input       the connection was idle, or earlier requests have no reply yet
+       └─ _answer_or_defer                long input waits for a later round if other clients wait
+          └─ _take_turn                   one turn; a later one begins as _scheduled_turn
+             ├─ _answer_or_step           again and again, by _answer_to_turn_end, until the turn ends
+             │  ├─ _answer_batch          requests
+             │  └─ _step_stream           the next step of a streamed reply
+             └─ _end_turn                 schedules the next turn, reads on, or closes the connection
+
 Without the compiled core, the short requests of all clients are answered together at the end of a round (see
 `client.round`). All other requests are answered in turns.
 
@@ -216,7 +227,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def _answer_or_defer(self, size_bytes: int) -> None:
         """Answer input at once if it is short, or if no other client waits; otherwise in a later round."""
         if size_bytes > LONG_INPUT_BYTES and self._turn_scheduler.must_defer:
-            self._next_turn = self._turn_scheduler.defer(self._turn)
+            self._next_turn = self._turn_scheduler.defer(self._scheduled_turn)
         else:
             self._take_turn()
 
@@ -236,7 +247,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def eof_received(self) -> bool:
         """Stay open for the replies to earlier requests; not with TLS, where one end closes both."""
         if self.is_idle:
-            self.answer_alone()  # now: the transport may be closed before the round ends
+            self.answer_in_own_turn()  # now: the transport may be closed before the round ends
         self._server.write_queue.flush()
         if self.reply.is_blocking:
             # Before the socket is closed: a client that sees the end may send what its command must not pop any more.
@@ -259,7 +270,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def resume_writing(self) -> None:
         self.output.is_writable = True
         if self._next_turn is None:
-            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+            self._next_turn = asyncio.get_running_loop().call_soon(self._scheduled_turn)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not hasattr(self, "context"):
@@ -311,7 +322,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._take_turn()
 
     @isolated
-    def answer_alone(self) -> None:
+    def answer_in_own_turn(self) -> None:
         """Answer input that waits for the round, in turns of this client."""
         if self.input.data and self._next_turn is None and self.output.is_writable:
             self._answer_input()
@@ -348,7 +359,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         the server closes the connection after a time (see `is_quiet`).
         """
         if self.is_idle:
-            self.answer_alone()
+            self.answer_in_own_turn()
         self._is_finishing = True
         self.is_idle = False
 
@@ -443,7 +454,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
     # -- turns --------------------------------------------------------------------------------------------------------
 
     @isolated
-    def _turn(self) -> None:
+    def _scheduled_turn(self) -> None:
         self._take_turn()
 
     def _take_turn(self) -> None:
@@ -460,7 +471,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         self._turn_ends_ns = now_ns + TURN_NS_MAX
         out: list[bytes] = []
         self._turn_output = out
-        has_work = self._advance(out) and self._advance_to_turn_end(out)
+        has_work = self._answer_or_step(out) and self._answer_to_turn_end(out)
         self._turn_output = None
         if out:
             self.output.send(out)
@@ -477,12 +488,12 @@ class Connection(ConnectionFields, asyncio.Protocol):
             if session.transaction is None and not self._transport.is_closing():
                 self.output.close()
 
-    def _advance_to_turn_end(self, out: list[bytes]) -> bool:
+    def _answer_to_turn_end(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
         has_work, ends_ns = True, self._turn_ends_ns
         is_paused = self._server_context.observation.pause.delays_all
         while has_work and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
-            has_work = self._advance(out)
+            has_work = self._answer_or_step(out)
             is_paused = self._server_context.observation.pause.delays_all
         return has_work
 
@@ -494,7 +505,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self.session.is_paused:
             self.is_idle = False
             self.input.set_reading(False)
-            self._next_turn = asyncio.get_running_loop().call_later(left_ms / 1000, self._turn)
+            self._next_turn = asyncio.get_running_loop().call_later(left_ms / 1000, self._scheduled_turn)
         return self.session.is_paused
 
     def _end_turn(self, has_work: bool) -> None:
@@ -502,9 +513,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self._transport.is_closing():
             return
         is_waiting = self.reply.pending is not None
-        if (
-            self.reply.is_blocking and self._is_ending
-        ):  # as Redis does: no client would get the value that the command pops
+        # As in Redis: no client would get the value that the command pops.
+        if self.reply.is_blocking and self._is_ending:
             self._server_context.leave(self.session)
             self.output.close()
             return
@@ -517,9 +527,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if is_writable:
             self.input.set_reading(not has_work and not is_waiting and not self._is_ending)
         if has_work and is_writable:
-            self._next_turn = self._turn_scheduler.defer(self._turn)
+            self._next_turn = self._turn_scheduler.defer(self._scheduled_turn)
 
-    def _advance(self, out: list[bytes]) -> bool:
+    def _answer_or_step(self, out: list[bytes]) -> bool:
         """Answer a batch of requests, or send the next step of a reply; return whether there is more to do."""
         unfinished = self.reply
         if unfinished.pending is not None:
@@ -627,9 +637,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
         if self._next_turn is not None:
             self._next_turn.cancel()  # a second turn would take the reply before it has come
         if pending.is_resolved:
-            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+            self._next_turn = asyncio.get_running_loop().call_soon(self._scheduled_turn)
         else:
-            self._next_turn = asyncio.get_running_loop().call_later(pending.seconds_max, self._turn)
+            self._next_turn = asyncio.get_running_loop().call_later(pending.seconds_max, self._scheduled_turn)
             pending.when_resolved(self._schedule_turn)
 
     @isolated
@@ -638,9 +648,9 @@ class Connection(ConnectionFields, asyncio.Protocol):
             self._next_turn.cancel()
         # One event may resolve the replies of many clients. Their further requests may be long, so they are deferred.
         if self.input.has_requests:
-            self._next_turn = self._turn_scheduler.defer(self._turn)
+            self._next_turn = self._turn_scheduler.defer(self._scheduled_turn)
         else:
-            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+            self._next_turn = asyncio.get_running_loop().call_soon(self._scheduled_turn)
 
     def _step_stream(self, stream: ReplyStream, out: list[bytes]) -> None:
         try:

@@ -57,7 +57,7 @@ class Round:
             # Input is left if its client is in no group, or after an exception. An exception that one client's input
             # causes is raised again in that client's own turn.
             if client.input.data:
-                self._server.attempt(client.answer_alone)
+                self._server.attempt(client.answer_in_own_turn)
 
     def _answer_groups(self, clients: Iterable[Connection]) -> None:
         """Group clients by command, and answer each group; leave the input of clients in no group."""

@@ -99,7 +99,7 @@ def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch
 def test_endlessly_busy_connection_is_found_and_removed(subject: Subject) -> None:
     with pytest.MonkeyPatch.context() as patched, pytest.raises(FoundError, match="not idle"):
         patched.setattr(connection, "TURN_NS_MAX", 0)
-        patched.setattr(Connection, "_advance", lambda *ignored: True)
+        patched.setattr(Connection, "_answer_or_step", lambda *ignored: True)
         subject.run(b"\0\0PING\r\n")
     assert subject.run(b"\0\0PING\r\n") == b"+PONG\r\n"
 

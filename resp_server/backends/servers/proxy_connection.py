@@ -64,7 +64,7 @@ class ProxyConnection(Connection):
     def send_stream(self, reply: ReplyStream) -> None:
         """Send a streamed reply, in turns of this client."""
         self.reply.stream = reply
-        self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+        self._next_turn = asyncio.get_running_loop().call_soon(self._scheduled_turn)
 
     @isolated
     def resend(self, data: bytes, epochs: ReplyEpochs) -> None:
@@ -93,4 +93,4 @@ class ProxyConnection(Connection):
         """Answer this input, and then the buffered input, in the client's next turn."""
         self.input.data = data + self.input.data
         if self.output.is_writable:
-            self._next_turn = asyncio.get_running_loop().call_soon(self._turn)
+            self._next_turn = asyncio.get_running_loop().call_soon(self._scheduled_turn)
