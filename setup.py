@@ -36,7 +36,9 @@ MODULES = [
     "resp_server.backends.servers.native.reply_delivery",
     "resp_server.backends.servers.native.pipeline_batch",
     "resp_server.backends.servers.native.forwarded_commands",
+    "resp_server.backends.servers.native.upstream_access",
     "resp_server.backends.servers.native.stored_reads",
+    "resp_server.backends.servers.native.forwardable_requests",
     "resp_server.backends.servers.native.forwarder",
     "resp_server.backends.servers.native.client_forwarder",
 ]

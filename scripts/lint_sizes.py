@@ -26,7 +26,7 @@ INTENDED = ("Snapshot", "MemorySnapshot", "Session")
 # Compiled ones that are still too large, each with its attributes, methods or lines: they may not grow.
 COMPILED_MAX = {
     "Core": 28,
-    "Forwarder": 60,
+    "ForwardableRequests": 34,
     "Packing": 33,
     "Poller": 32,
     "Transport": 42,

@@ -981,7 +981,7 @@ def test_forwarder_and_router_choose_same_server(line: tuple[bytes, ...]) -> Non
 def test_publishing_requests_are_held_before_others() -> None:
     scene = Scene()
     scene.use_upstream({})
-    scene.forwarder.holds_publishing = True
+    scene.forwarder.hold(False, True)
     for line in ((b"EVAL", b"return 1", b"1", b"u"), (b"PUBLISH", b"c", b"m"), (b"GET", b"u")):
         took = scene.forwarder.forward(ForwarderSink(), pack(line), 2)
         assert took == (len(pack(line)) if line[0] == b"GET" else 0)

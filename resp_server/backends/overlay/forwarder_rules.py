@@ -74,7 +74,7 @@ class ForwarderRules:
             are_publishing_held: Those that may send messages wait.
         """
         if self._forwarder is not None:
-            self._forwarder.holds_upstream, self._forwarder.holds_publishing = is_held, are_publishing_held
+            self._forwarder.hold(is_held, are_publishing_held)
 
     @property
     def _own_clients(self) -> Sequence[Mapping[int, object]]:

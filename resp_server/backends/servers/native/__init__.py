@@ -3,7 +3,9 @@
 - `key_patterns`: which keys are the states', and which the upstream's.
 - `forwarded_commands`: the commands that are forwarded, and where their keys are.
 - `stored_reads`: answers reads from a state server's stores, before the forwarder gets them.
-- `forwarder`: cuts the forwardable requests out of a client's input, and sends them to their servers.
+- `upstream_access`: finds a client's connection to the upstream.
+- `forwardable_requests`: parses the forwardable requests at the front of a client's input.
+- `forwarder`: sends them to their servers.
 - `client_forwarder`: the forwarder's part of one client: its input, its transaction, its replies.
 - `client_batch`: the requests of one client that were sent together, and their replies.
 - `pipeline_batch`: the requests that go over one connection together.

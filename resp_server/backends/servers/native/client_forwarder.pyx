@@ -65,7 +65,7 @@ cdef class ClientForwarder(BatchClient):
     cdef size_t take_if_idle(self, const uint8_t* data, size_t size) except? 0:
         """Take the requests at the front of received data if the connection is idle; return their size."""
         cdef size_t took
-        self.forwarder.has_partial = False
+        self.forwarder.requests.has_partial = False
         if not self.connection.is_idle:
             return 0
         took = self.take(data, size)
@@ -88,7 +88,7 @@ cdef class ClientForwarder(BatchClient):
         if self.fields.can_be_forwarded:
             if self.forward_front(data, size):
                 return size
-            if self.forwarder.has_partial and size <= KEPT_BYTES_MAX:
+            if self.forwarder.requests.has_partial and size <= KEPT_BYTES_MAX:
                 return 0
         queued = self.queue(data, size)
         exec_bytes = self.exec_bytes(data + queued, data + size)
@@ -124,20 +124,20 @@ cdef class ClientForwarder(BatchClient):
         transaction = session.transaction
         requests_left, bytes_left = transaction.room
         while at < end:
-            took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = cut(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
-                forwarder.has_partial = took == 0
+                forwarder.requests.has_partial = took == 0
                 break
-            command, added = forwarder.queued_command(count), 0
+            command, added = forwarder.requests.queued_command(count), 0
             if command < 0:
                 break
             for i in range(count):
-                added += forwarder.words[i].size + WORD_OVERHEAD_BYTES
+                added += forwarder.requests.words[i].size + WORD_OVERHEAD_BYTES
             if <int64_t>len(requests) >= requests_left or queued_bytes + added > bytes_left:
                 break
-            requests.append(texts_of(forwarder.words, count))
+            requests.append(texts_of(forwarder.requests.words, count))
             queued_bytes += added
-            reads_states |= forwarder.has_states
+            reads_states |= forwarder.requests.has_states
             last = command
             at += took
         if requests:
@@ -155,8 +155,8 @@ cdef class ClientForwarder(BatchClient):
         cdef int command
         if at == end or not self.may_queue():
             return 0
-        took = cut(at, end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
-        command = command_at(&forwarder.commands.specs, forwarder.words, count) if took > 0 and count == 1 else -1
+        took = cut(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        command = command_at(&forwarder.commands.specs, forwarder.requests.words, count) if took > 0 and count == 1 else -1
         return took if command >= 0 and forwarder.commands.plans[command].part == RUN else 0
 
     cdef bint begin_transaction(self, const uint8_t** at, const uint8_t* end) except -1:
@@ -167,8 +167,8 @@ cdef class ClientForwarder(BatchClient):
         cdef int command
         if not self.fields.can_be_forwarded or self.session.db:
             return False
-        took = cut(at[0], end, forwarder.words, WORDS_MAX, WORD_BYTES_MAX, &count)
-        command = command_at(&forwarder.commands.specs, forwarder.words, count) if took > 0 and count == 1 else -1
+        took = cut(at[0], end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        command = command_at(&forwarder.commands.specs, forwarder.requests.words, count) if took > 0 and count == 1 else -1
         if command < 0 or forwarder.commands.plans[command].part != BEGIN:
             return False
         self.session.begin_transaction()
@@ -277,7 +277,7 @@ cdef class ClientForwarder(BatchClient):
 
     def store_partial(self, bytes data):
         """Store data that is the start of a request; return whether it was stored."""
-        if not self.forwarder.has_partial or <size_t>PyBytes_GET_SIZE(data) > KEPT_BYTES_MAX:
+        if not self.forwarder.requests.has_partial or <size_t>PyBytes_GET_SIZE(data) > KEPT_BYTES_MAX:
             return False
         self.partial_request, self.has_partial = data, True
         return True

@@ -37,8 +37,9 @@ cdef class ForwardedCommands:
     cdef uint64_t calls[SPECS_MAX]
     cdef list names, stats
     cdef dict indexes  # by name
+    cdef int caching  # the index of CLIENT CACHING
     cdef int add(self, name, least, most, keys, role, command_stats, is_container=*) except -1
-    cdef int add_states_reads(self, commands) except -1
+    cdef int add_reads_of_states(self, commands) except -1
     cdef int set_upstream_commands(self, commands) except -1
     cdef bint has_keys(self, const Plan* plan, keys) except -1
     cdef Py_ssize_t find_keys(self, const Plan* plan, const Word* words, size_t count, Word* keys) noexcept

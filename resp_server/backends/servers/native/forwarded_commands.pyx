@@ -17,8 +17,10 @@ LISTINGS = {Role.DBSIZE: COUNTED, Role.KEYS: LISTED, Role.RANDOMKEY: DRAWN, Role
 cdef class ForwardedCommands:
     """A table of commands. A request's command is found by its name (`command_at`); its index is that of its row."""
 
-    def __init__(self):
+    def __init__(self, commands, stats):
         self.names, self.stats, self.indexes = [], [], {}
+        self.add_reads_of_states(commands)
+        self.caching = self.add("client|caching", 0, 0, (), None, stats.command_stats("client|caching"))
 
     cdef int add(self, name, least, most, keys, role, command_stats, is_container=False) except -1:
         """Add a command; return its index."""
@@ -37,7 +39,7 @@ cdef class ForwardedCommands:
         self.indexes[name] = i
         return i
 
-    cdef int add_states_reads(self, commands) except -1:
+    cdef int add_reads_of_states(self, commands) except -1:
         """Add the commands that read states: `ForwardedCommand`s (see `command_routes`)."""
         cdef int i
         for name, least, most, keys, joined, role, stats in commands:

@@ -19,8 +19,6 @@ from resp_server.session.tracking import TrackingState
 
 class Forwarder:
     has_partial: bool
-    holds_upstream: bool
-    holds_publishing: bool
     last_command: str
     def __init__(self, cluster: StateCluster, server: ServerContext, commands: Sequence[ForwardedCommand]) -> None: ...
     def forward(
@@ -32,6 +30,7 @@ class Forwarder:
         is_of_states: bool = False,
         tracking_state: TrackingState | None = None,
     ) -> int: ...
+    def hold(self, all_requests: bool, publishing: bool) -> None: ...
     def set_upstream(
         self,
         upstream: Callable[[int, int, int], UpstreamConnection | NodeConnections | None],

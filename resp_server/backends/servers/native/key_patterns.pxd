@@ -1,4 +1,4 @@
-"""The layout of `key_patterns`' class."""
+"""The layout of `key_patterns`' classes."""
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -30,3 +30,10 @@ cdef class KeyPatterns:
     cdef bint put_owned(self, Output* out, const uint8_t* at, size_t size, int backend, size_t* count) except -1
     cdef int owner_of(self, const Word* key) noexcept
     cdef bint put_page(self, Output* out, const uint8_t* at, size_t size, int backend) except -1
+
+cdef class DatabasePatterns:
+    cdef dict by_database
+    cdef KeyPatterns first, others  # of database 0, and of databases without patterns of their own
+    cdef bint has_cached  # some keys of the upstream are cached
+    cdef int set(self, by_database, others) except -1
+    cdef KeyPatterns of(self, database)

@@ -120,3 +120,23 @@ cdef class KeyPatterns:
             return True
         finally:
             free(keys.data)
+
+
+cdef class DatabasePatterns:
+    """The patterns of all databases. Before `set`, all keys are the upstream's."""
+
+    def __cinit__(self):
+        self.set({}, ())
+
+    cdef int set(self, by_database, others) except -1:
+        """Set the patterns, as rows of `ForwardedKeys`, of some databases, and of all others."""
+        cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
+        self.others = KeyPatterns(others)
+        self.has_cached = any(each.is_cached for patterns in [*by_database.values(), others] for each in patterns)
+        self.first = made.get(0, self.others)
+        self.by_database = made
+        return 0
+
+    cdef KeyPatterns of(self, database):
+        """Return the patterns of a database."""
+        return self.by_database.get(database, self.others) if database else self.first

@@ -7,11 +7,12 @@ from resp_server.native.fast_path cimport FastPath
 from resp_server.native.rules cimport KeyFilter
 from resp_server.native.wire cimport Word
 from resp_server.backends.servers.native.forwarded_commands cimport WORDS_MAX
-from resp_server.backends.servers.native.key_patterns cimport KeyPatterns
+from resp_server.backends.servers.native.key_patterns cimport DatabasePatterns
+from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
 
 cdef class StateKeys(KeyFilter):
-    cdef KeyPatterns patterns  # of database 0
-    cdef object upstream  # see `Forwarder`
+    cdef DatabasePatterns patterns
+    cdef UpstreamAccess upstream
     cdef bint has_stores, admits_all
 
 cdef class StoredReads(FastPath):

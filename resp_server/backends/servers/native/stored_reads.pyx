@@ -14,13 +14,17 @@ from resp_server.native.fast_path cimport FastPath
 from resp_server.native.rules cimport KeyFilter
 from resp_server.native.wire cimport Output, Word, cut
 from resp_server.backends.servers.native.forwarded_commands cimport WORD_BYTES_MAX, WORDS_MAX
-from resp_server.backends.servers.native.key_patterns cimport STATES
+from resp_server.backends.servers.native.key_patterns cimport STATES, DatabasePatterns
+from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
 
 
 cdef class StateKeys(KeyFilter):
     """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns; none without stores."""
+
+    def __init__(self, DatabasePatterns patterns, UpstreamAccess upstream):
+        self.patterns, self.upstream = patterns, upstream
 
     cdef bint admits_all_keys(self) noexcept:
         return self.admits_all
@@ -30,13 +34,13 @@ cdef class StateKeys(KeyFilter):
         if not self.has_stores:
             return False
         for i in range(count):
-            if self.patterns.backend_of(&keys[i]) != STATES:
+            if self.patterns.first.backend_of(&keys[i]) != STATES:
                 return False
         return True
 
     cdef bint admits_transaction_of(self, session) except -1:
         # A client with a connection of its own may watch keys there.
-        upstream = self.upstream
+        upstream = self.upstream.connect
         if not self.has_stores:
             return False
         if upstream is None:
@@ -45,7 +49,7 @@ cdef class StateKeys(KeyFilter):
         return connection is not None and not connection.has_watched
 
     cdef bint has_own_clock(self) noexcept:
-        return self.upstream is None
+        return self.upstream.connect is None
 
 
 cdef class StoredReads(FastPath):
