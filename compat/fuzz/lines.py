@@ -60,7 +60,6 @@ NOT_FUZZED = {
     "resp_server/backends/routing/rules_file.py",
     "resp_server/backends/routing/rules_template.py",
     "resp_server/backends/routing/stale_copies.py",
-    "resp_server/backends/servers/compiled.py",
     "resp_server/backends/servers/server_stores.py",
     "resp_server/backends/servers/topology_sources.py",
 }
