@@ -188,7 +188,7 @@ def _sizes(session: Session, output_bytes: int) -> str:
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     channels = patterns = shard_channels = 0
     if subscribed is not None:
-        channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in SubscriptionKind)
+        channels, patterns, shard_channels = (len(subscribed.by_kind[kind]) for kind in SubscriptionKind)
     return SIZES.format(channels, patterns, shard_channels, queued, len(session.watched), queued_bytes, output_bytes)
 
 

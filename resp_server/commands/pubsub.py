@@ -80,8 +80,10 @@ def _unsubscribe(context: CommandContext, kind: SubscriptionKind, names: Sequenc
     subscribed = context.session.subscriptions
     if not names and subscribed is None and not context.session.replies_suppressed:
         return NOT_SUBSCRIBED[kind, context.session.protocol]
-    if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
-        return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, has_effect=True)
+    if not names and subscribed is not None and len(subscribed.by_kind[kind]) > NAMES_AT_ONCE:
+        return Sliced(
+            _unsubscribing(context, kind, list(subscribed.by_kind[kind])), lambda: None, Frames, has_effect=True
+        )
     return message_bus.subscription_reply(context.session, message_bus.pubsub.unsubscribe(context.session, kind, names))
 
 

@@ -10,7 +10,7 @@ from resp_server.native.wire cimport Output
 cdef int push_before(server, SessionFields session, Output* out, size_t before, bytes pushes=*) except -1
 
 cdef class CalledCommand:
-    cdef object command, command_stats, function, name, converters, is_own
+    cdef object command, command_stats, function, name, converters, is_own, is_connected
     cdef size_t name_words, least, most
     cdef bint takes_words, keeps_caching, is_for_subscribers, has_slot
     cdef CallCounts counts
@@ -19,6 +19,7 @@ cdef class CommandCalls:
     cdef object server, caller, incomplete
     cdef Core core
     cdef bint needs_turn
+    cdef int connected  # the client has connections or a login at other processes; NOT_ASKED: not asked for this buffer
     cdef uint64_t errors  # with the code ERR, since the last `collect`
     cdef CalledCommand last_called  # of the last request, which `last_words` words name; of `last_caller`
     cdef object last_caller
@@ -28,6 +29,7 @@ cdef class CommandCalls:
     cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0
     cdef CalledCommand called_of(self, size_t count)
     cdef bint admits_call(self, SessionFields session, CalledCommand called, size_t count) except -1
+    cdef bint is_own(self, SessionFields session, CalledCommand called, size_t count) except -1
     cdef list cut_request(self, size_t count)
     cdef object argument(self, CalledCommand called, size_t i)
     cdef object run(self, context, CalledCommand called, size_t count)

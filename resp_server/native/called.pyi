@@ -17,4 +17,5 @@ class CalledCommand:
         is_for_subscribers: bool,
         has_slot: bool,
         is_own: Any,
+        is_connected: Any,
     ) -> None: ...

@@ -22,6 +22,9 @@ cdef int64_t CALLED_NS_MAX = 1_000_000
 # Where a shorter request is slow, sessions are observed, and the core calls nothing (see `context.ONE_BY_ONE_US`).
 cdef int64_t ONE_BY_ONE_NS = 1_000_000
 
+cdef enum:
+    NOT_ASKED = -1
+
 
 cdef inline bint is_text(const Word* word, bytes text) noexcept:
     return word.size == <size_t>PyBytes_GET_SIZE(text) and memcmp(word.at, PyBytes_AS_STRING(text), word.size) == 0
@@ -49,16 +52,16 @@ cdef class CalledCommand:
     after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`.
     is_for_subscribers: a client with subscriptions may call it.
     has_slot: in a cluster, the pipeline checks first whether this node has the slot of its channel.
-    is_own: returns whether a request of a session is answered by this process alone; None: each is.
+    is_own, is_connected: see `pipeline.called.OwnRequests`; None: this process answers each request alone; it asks `is_own` for each.
     """
 
     def __init__(
         self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, converters,
-        bint keeps_caching, bint is_for_subscribers, bint has_slot, is_own
+        bint keeps_caching, bint is_for_subscribers, bint has_slot, is_own, is_connected
     ):
         self.command, self.command_stats, self.function = command, command_stats, command.handler.body
         self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
-        self.converters, self.is_own = converters, is_own
+        self.converters, self.is_own, self.is_connected = converters, is_own, is_connected
         self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
         self.has_slot = has_slot
 
@@ -88,7 +91,7 @@ cdef class CommandCalls:
         if self.caller is None or not session.can_call:
             return 0
         core.drop_lookaheads()  # a function may change anything
-        context = None
+        context, self.connected = None, NOT_ASKED
         try:
             while at < end and session.can_call and self.incomplete is None:
                 took = cut(at, end, core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
@@ -100,7 +103,7 @@ cdef class CommandCalls:
                     break
                 if not session.can_be_forwarded and not self.admits_call(session, called, count):
                     break
-                if called.is_own is not None and not called.is_own(session, self.cut_request(count)):
+                if called.is_own is not None and not self.is_own(session, called, count):
                     break
                 if context is None:
                     context, now_ns = self.caller.begin(session), monotonic_ns()
@@ -143,6 +146,15 @@ cdef class CommandCalls:
         if session.subscriptions is not None and not called.is_for_subscribers:
             return False
         return session.user.is_unrestricted or session.user.denial(called.command, self.cut_request(count)) is None
+
+    cdef bint is_own(self, SessionFields session, CalledCommand called, size_t count) except -1:
+        """Return whether this process alone answers the request that was cut. No called function connects a client elsewhere."""
+        if called.is_connected is not None:
+            if self.connected == NOT_ASKED:
+                self.connected = called.is_connected(session)
+            if not self.connected:
+                return True
+        return session.user.is_unrestricted and called.is_own(session, self.cut_request(count))
 
     cdef list cut_request(self, size_t count):
         """Return the words of the request that was cut."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from resp_server import native
 from resp_server.command.policy import Role
@@ -24,8 +24,18 @@ from resp_server.pipeline.error_replies import error_reply
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
-# Returns whether a request of a session is answered by this process alone.
-IsOwn = Callable[[Session, Request], bool]
+
+class OwnRequests(NamedTuple):
+    """Which requests of a command this process answers alone.
+
+    Args:
+        is_own: Returns whether it answers a request of a session, whose user is unrestricted.
+        is_connected: Returns whether a client has connections or a login of its own at other processes. Each request of
+            a client that has none is answered here. None: `is_own` is asked for each.
+    """
+
+    is_own: Callable[[Session, Request], bool]
+    is_connected: Callable[[Session], bool] | None = None
 
 
 def has_slot(command: Command) -> bool:
@@ -72,11 +82,13 @@ class Caller:
     """What the core needs to call commands for the clients of a server.
 
     Args:
-        may_call: Whether the process itself answers a command, with nothing to do beside its function; or a function
-            that returns whether it does so for a request.
+        may_call: Whether the process itself answers a command, with nothing to do beside its function; or for which
+            requests it does so.
     """
 
-    def __init__(self, server: ServerContext, may_call: Callable[[Command], bool | IsOwn] = may_be_called) -> None:
+    def __init__(
+        self, server: ServerContext, may_call: Callable[[Command], bool | OwnRequests] = may_be_called
+    ) -> None:
         self._server, self._may_call = server, may_call
         self.commands = CalledCommands({each.name.encode(): each for each in server.table}, self._called_of)
         self.record = record
@@ -104,7 +116,7 @@ class Caller:
             command.policy.keeps_caching,
             command.policy.channels is not None,
             has_slot(command),
-            None if may_call is True else may_call,
+            *(may_call if isinstance(may_call, OwnRequests) else (None, None)),
         )
 
     def begin(self, session: Session) -> CommandContext | None:

@@ -381,7 +381,7 @@ def may_stay_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
     return all(
         user.can_subscribe(name, is_pattern=kind is SubscriptionKind.PATTERN)
         for kind in SubscriptionKind
-        for name in subscriptions.of(kind)
+        for name in subscriptions.by_kind[kind]
     )
 
 

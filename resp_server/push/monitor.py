@@ -133,6 +133,8 @@ class Monitors:
     def _send(self) -> None:
         lines, self._lines = self._lines, []
         self._is_scheduled = False
+        if not lines:
+            return
         self.take(lines)
         if self._has_remote:
             self._waiting += lines

@@ -109,7 +109,7 @@ class PubSub:
         """Subscribe a client; return the encoded replies. GenericError for too many; then nothing changes."""
         subscriptions = Subscriptions() if session.subscriptions is None else session.subscriptions
         new_patterns: dict[bytes, _Pattern] | None = None  # it is checked before the first change
-        held, verb, protocol = subscriptions.of(kind), VERBS[kind][0], session.protocol
+        held, verb, protocol = subscriptions.by_kind[kind], VERBS[kind][0], session.protocol
         out, count = [], subscriptions.count(kind)
         for name in names:
             if name not in held:
@@ -149,7 +149,7 @@ class PubSub:
             return b"".join([subscription_reply(verb, name, 0, session.protocol) for name in ended])
         subscriptions = session.subscriptions
         out = []
-        for name in list(names) or list(subscriptions.of(kind)):
+        for name in list(names) or list(subscriptions.by_kind[kind]):
             if subscriptions.remove(kind, name):
                 self._leave(session, kind, name)
             out.append(subscription_reply(verb, name, subscriptions.count(kind), session.protocol))
@@ -168,7 +168,7 @@ class PubSub:
 
     def _leaving(self, session: Session, ended: Subscriptions) -> Iterator[None]:
         for kind in SubscriptionKind:
-            for name in ended.of(kind):
+            for name in ended.by_kind[kind]:
                 if not session.is_subscribed(kind, name):  # not subscribed again after RESET
                     self._leave(session, kind, name)
                 yield

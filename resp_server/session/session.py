@@ -72,6 +72,7 @@ class Session(SessionFields):
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
             one.
         is_paused: CLIENT PAUSE stopped the client.
+        replies_suppressed: The current command's reply is suppressed.
         reads_committed: Reads take committed values only (STATE FRESHNESS).
         calls: The answered requests, counted with their batch.
         input_bytes: The bytes that the connection has received.
@@ -101,6 +102,7 @@ class Session(SessionFields):
         "local_address",
         "name",
         "read_point",
+        "replies_suppressed",
         "reply_mode",
         "seen",
         "watched",
@@ -163,9 +165,10 @@ class Session(SessionFields):
     def _update_flags(self) -> None:
         """Set the flags again that follow from the login, the reply mode, the user and subscriptions."""
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
+        self.replies_suppressed = self.reply_mode is not ReplyMode.ON
         can_run = (
             self.is_authenticated
-            and self.reply_mode is ReplyMode.ON
+            and not self.replies_suppressed
             and self.user.rate_limiter is None
             and not self.is_closing
             and not self.is_observed
@@ -246,7 +249,7 @@ class Session(SessionFields):
 
     def is_subscribed(self, kind: SubscriptionKind, name: bytes) -> bool:
         """Return whether the client is subscribed to a channel, or to exactly this pattern."""
-        return self.subscriptions is not None and name in self.subscriptions.of(kind)
+        return self.subscriptions is not None and name in self.subscriptions.by_kind[kind]
 
     def set_subscriptions(self, subscriptions: Subscriptions) -> None:
         """Set the client's subscriptions."""
@@ -297,8 +300,3 @@ class Session(SessionFields):
     def is_subscriber(self) -> bool:
         """Return whether the limits of subscribers apply: with subscriptions, or after MONITOR."""
         return self.subscriptions is not None or self.is_monitor
-
-    @property
-    def replies_suppressed(self) -> bool:
-        """Return whether the current command's reply is suppressed."""
-        return self.reply_mode is not ReplyMode.ON

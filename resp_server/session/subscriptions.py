@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import lru_cache
 
 from resp_server.protocol.errors import GenericError
 
@@ -19,6 +19,8 @@ from resp_server.protocol.errors import GenericError
 SUBSCRIPTIONS_MAX = 16_384
 SUBSCRIBED_BYTES_MAX = 16 << 20
 NAME_BYTES_MAX = 1024
+# The last replies, which are not encoded again (guess: many clients subscribe to the same few channels).
+REPLIES_MAX = 1024
 
 
 class SubscriptionKind(Enum):
@@ -37,33 +39,37 @@ CHANNEL, PATTERN, SHARD = SubscriptionKind
 
 
 class Subscriptions:
-    """The channels, patterns and shard channels of one connection, in the order of subscribing."""
+    """The channels, patterns and shard channels of one connection, in the order of subscribing.
+
+    Attributes:
+        by_kind: The names of each kind; `add` and `remove` change them.
+    """
 
     def __init__(self) -> None:
         self._channels: dict[bytes, None] = {}
         self._patterns: dict[bytes, None] = {}
         self._shards: dict[bytes, None] = {}
-        self._by_kind = {CHANNEL: self._channels, PATTERN: self._patterns, SHARD: self._shards}
+        self.by_kind: Mapping[SubscriptionKind, dict[bytes, None]] = {
+            CHANNEL: self._channels,
+            PATTERN: self._patterns,
+            SHARD: self._shards,
+        }
         self._bytes = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_kind.values()))
-
-    def of(self, kind: SubscriptionKind) -> Mapping[bytes, None]:
-        """Return the names of one kind."""
-        return self._by_kind[kind]
+        return sum(map(len, self.by_kind.values()))
 
     def add(self, kind: SubscriptionKind, name: bytes) -> None:
         """Add a name; it may be there already."""
-        if name not in self._by_kind[kind]:
-            self._by_kind[kind][name] = None
+        if name not in self.by_kind[kind]:
+            self.by_kind[kind][name] = None
             self._bytes += len(name)
 
     def remove(self, kind: SubscriptionKind, name: bytes) -> bool:
         """Remove a name; False if it is not there."""
-        if name not in self._by_kind[kind]:
+        if name not in self.by_kind[kind]:
             return False
-        del self._by_kind[kind][name]
+        del self.by_kind[kind][name]
         self._bytes -= len(name)
         return True
 
@@ -73,7 +79,7 @@ class Subscriptions:
 
     def check_limits(self, kind: SubscriptionKind, names: Sequence[bytes]) -> None:
         """Raise GenericError if a client would have too many subscriptions."""
-        new = {name for name in names if name not in self._by_kind[kind]}
+        new = {name for name in names if name not in self.by_kind[kind]}
         if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
             raise self.limit_error()
         for name in new:
@@ -93,18 +99,13 @@ def check_name(name: bytes) -> None:
         raise GenericError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
 
 
+@lru_cache(maxsize=REPLIES_MAX)
 def subscription_reply(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
     """Return the reply to SUBSCRIBE or UNSUBSCRIBE of any kind, for one channel."""
-    start = _reply_start(verb, protocol)
+    start = b"%b3\r\n$%d\r\n%b\r\n" % (b">" if protocol >= 3 else b"*", len(verb), verb)
     if name is None:
         return b"%b%b:%d\r\n" % (start, b"_\r\n" if protocol >= 3 else b"$-1\r\n", count)
     return b"%b$%d\r\n%b\r\n:%d\r\n" % (start, len(name), name, count)
-
-
-@cache
-def _reply_start(verb: bytes, protocol: int) -> bytes:
-    """Return how the replies to SUBSCRIBE and the like begin."""
-    return b"%b3\r\n$%d\r\n%b\r\n" % (b">" if protocol >= 3 else b"*", len(verb), verb)
 
 
 def message(kind: SubscriptionKind, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:

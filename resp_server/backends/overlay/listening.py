@@ -20,12 +20,12 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination
 from resp_server.backends.routing.router import Router
-from resp_server.command.policy import Role
+from resp_server.command.policy import Role, Verb
 from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
-from resp_server.pipeline.called import IsOwn
+from resp_server.pipeline.called import OwnRequests
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Retry
@@ -89,17 +89,15 @@ class Listening:
             return await self.subscriptions.confirmed(routed.name, request, session, batch)
         return batch
 
-    def is_own(self, command: Command) -> IsOwn | None:
-        """Return what finds whether the upstream has nothing to do for a request outside of MULTI; None for MONITOR."""
-        channels = command.policy.channels
-        is_unchanged: IsOwn
+    def own_requests(self, command: Command, is_connected: Callable[[Session], bool]) -> OwnRequests | None:
+        """Return for which requests outside of MULTI the upstream has nothing to do; None: for none, as MONITOR."""
+        channels, subscriptions = command.policy.channels, self.subscriptions
         if channels is not None:
-            is_unchanged = partial(self.subscriptions.is_unchanged, channels.verb, SubscriptionKind(channels.kind))
-        elif command.policy.role is Role.CLIENT_TRACKING:
-            is_unchanged = self.subscriptions.is_without_tracking
-        else:
-            return None
-        return lambda session, request: session.user.is_unrestricted and is_unchanged(session, request)
+            is_unchanged = partial(subscriptions.is_unchanged, channels.verb, SubscriptionKind(channels.kind))
+            return OwnRequests(is_unchanged, is_connected if channels.verb is Verb.UNSUBSCRIBE else None)
+        if command.policy.role is Role.CLIENT_TRACKING:
+            return OwnRequests(subscriptions.is_without_tracking)
+        return None
 
     def keep_order(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
         """Have other clients' requests wait for a command that itself waits for its client's next batch."""

@@ -44,7 +44,7 @@ from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
 from resp_server.pipeline.batched import Unsent
-from resp_server.pipeline.called import IsOwn
+from resp_server.pipeline.called import OwnRequests
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.transactions import BackendExec, Watched
@@ -140,21 +140,21 @@ class OverlayBackend:
         servers.call_commands(self.may_call)
         self._follow(upstream)
 
-    def may_call(self, command: Command) -> bool | IsOwn:
+    def may_call(self, command: Command) -> bool | OwnRequests:
         """Return whether the proxy runs a command itself, and the upstream has nothing to do for it, or a request."""
         routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
         is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
         is_local = routed is not None and routed.answered_by_row is AnsweredBy.LOCAL and role is not Role.SELECT
         if is_local and listens(command.policy):
-            return self._listening.is_own(command) or False
+            return self._listening.own_requests(command, self._clients.knows) or False
         if not is_local or is_login or not self._servers.may_call(command):
             return False
         if role is Role.RESET:  # it closes the client's connection
-            return lambda session, request: not self._clients.knows(session)
+            return OwnRequests(lambda session, request: False, self._clients.knows)
         if role is Role.UNWATCH:
-            return lambda session, request: not self._dedicated.has_watched(session)
+            return OwnRequests(lambda session, request: not self._dedicated.has_watched(session), self._clients.knows)
         if role is Role.CLIENT_UNBLOCK:
-            return lambda session, request: session.user.is_unrestricted and not self._dedicated.blocked(request)
+            return OwnRequests(lambda session, request: not self._dedicated.blocked(request))
         return True
 
     def _follow(self, upstream: Upstream) -> None:

@@ -92,7 +92,7 @@ def _listens(pool: UpstreamPool, session: Session) -> bool:
 
 
 def _subscribed(name: str, session: Session) -> Sequence[bytes]:
-    return () if session.subscriptions is None else list(session.subscriptions.of(kind_of(name)))
+    return () if session.subscriptions is None else list(session.subscriptions.by_kind[kind_of(name)])
 
 
 def _confirmations(name: str, request: Request, session: Session) -> int:

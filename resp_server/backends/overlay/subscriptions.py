@@ -132,8 +132,13 @@ class OverlaySubscriptions:
         if verb is Verb.SUBSCRIBE:
             if subscriptions is None:
                 return False
-            held = subscriptions.of(kind)
-            return not [each for each in request[1:] if each not in held or may_match_of_any_database(kind, each)]
+            held = subscriptions.by_kind[kind]
+            for name in request[1:]:
+                if name not in held or may_match_of_any_database(kind, name):
+                    break
+            else:
+                return True
+            return False
         return subscriptions is None and not self._listening(session)
 
     def is_without_tracking(self, session: Session, request: Request) -> bool:

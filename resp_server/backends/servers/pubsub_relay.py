@@ -314,7 +314,11 @@ class PubsubRelay:
         """Whether the servers have confirmed all subscriptions so far."""
         if self._changed or self._queue or self._is_sync_scheduled:
             return False
-        return not self._connections or all(each.pings <= each.pongs for each in self._all_connections())
+        for connections in self._connections.values():
+            for connection in connections:
+                if connection.pings > connection.pongs:
+                    return False
+        return True
 
     def _wait(self, then: Callable[[], None]) -> None:
         missing = {

@@ -25,7 +25,7 @@ from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.batched import Unsent
-from resp_server.pipeline.called import Caller, IsOwn, has_slot, may_be_called
+from resp_server.pipeline.called import Caller, OwnRequests, has_slot, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.long_requests import too_long
@@ -91,7 +91,7 @@ class ServersBackend:
         if not self._server.attempt(cluster.on_changed, keys):
             self._server.cut_caching_clients()
 
-    def call_commands(self, may_call: Callable[[Command], bool | IsOwn]) -> None:
+    def call_commands(self, may_call: Callable[[Command], bool | OwnRequests]) -> None:
         """Let the compiled core run commands for which `may_call` is true, or the requests that its test accepts."""
         if self._stored_reads is not None:
             self._stored_reads.caller = Caller(self._server, may_call)
