@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from state_backend.fresh.row_encoder import RowEncoder
 from state_backend.fresh.values import FreshValues
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError
 from state_backend.store.store import Snapshot
+
+# Arrow imports pandas, if it is installed, when it first makes an array of Python objects. That takes longer than the
+# imports above. So it happens here: a server imports this module in a thread.
+pa.array([])
 
 # More partitions than this would be a mistake, or an attack: Spark runs all of them at once (guess).
 PARTITIONS_MAX = 1 << 16

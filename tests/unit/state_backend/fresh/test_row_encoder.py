@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -80,3 +82,26 @@ def test_a_state_that_the_rows_do_not_make_is_refused(state: StateDescriptor, re
 def test_a_damaged_frame_is_refused(damaged: bytes) -> None:
     with pytest.raises(CheckpointFormatError):
         RowEncoder("job", [MAX], schema_json(COLUMNS)).changes(damaged, ALL)
+
+
+# In a process of its own: here other tests have imported all.
+FIRST_ROW = """
+import sys
+import state_backend.fresh.writer
+from state_backend.fresh.row_encoder import RowEncoder
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.slot_set import ALL, SlotSet
+
+before = set(sys.modules)
+schema, frame = bytes.fromhex(sys.argv[1]), bytes.fromhex(sys.argv[2])
+for slots in (ALL, SlotSet.parse("0-8191")):
+    RowEncoder("job", [StateDescriptor("max", key="sensor", value="temp")], schema).changes(frame, slots)
+print(*set(sys.modules) - before)
+"""
+
+
+def test_first_row_imports_nothing_that_the_import_of_the_writer_has_not() -> None:
+    """A server imports the writer in a thread, and handles rows in its event loop."""
+    arguments = [schema_json(COLUMNS).hex(), frame(("a", 1, 1.0, True)).hex()]
+    command = [sys.executable, "-c", FIRST_ROW, *arguments]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == []
