@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.sessions import execution_of, is_connect
 from state_backend.attach.aggregates import PlannedFunction, parse_aggregate
 from state_backend.attach.states import distinct_names
+from state_backend.checkpoint.checkpoint import PLANNING_SETTINGS
 from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
@@ -49,6 +50,17 @@ def functions_of(query: StreamingQuery) -> list[list[PlannedFunction]]:
     except Py4JError as error:
         logger.debug("the plan of query %s cannot be read: %s", query.name, error)
         return []
+
+
+def real_time_settings_of(query: StreamingQuery) -> dict[str, str] | None:
+    """Return the settings of a query in Real-Time Mode that say how its state is stored; None for another query."""
+    if is_connect(query):
+        return None
+    execution = execution_of(query)
+    if _kind(execution.trigger()) != "RealTimeTrigger":
+        return None
+    settings = execution.sparkSession().conf()
+    return {name: str(settings.get(name)) for name in PLANNING_SETTINGS}
 
 
 class Results(NamedTuple):

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
 from spark_hooks.attach.binding import bind, reading_session
-from spark_hooks.attach.plans import functions_of
+from spark_hooks.attach.plans import functions_of, real_time_settings_of
 from spark_hooks.attach.spark_reader import SparkReader, check_changes
 from spark_hooks.checkpoint import checkpoint_at, qualified
 from spark_hooks.publish import progress as query_progress
@@ -215,6 +215,7 @@ class _Start:
             hooks=self._hooks(),
             reader=reader,
             functions=[] if self.query is None else functions_of(self.query),
+            settings=None if self.query is None else real_time_settings_of(self.query),
             is_ended=self._is_query_ended,
             timeout_s=self.timeout_s,
         )
@@ -226,6 +227,7 @@ class _Start:
         session = reading_session(self.spark)
         checkpoint = checkpoint_at(session, self.location)
         batch = wait_for_batch(checkpoint, self._is_query_ended, self.timeout_s)
+        assert batch is not None
         functions = [] if self.query is None else functions_of(self.query)
         bound = bind(session, checkpoint, batch, self.job, self._states(checkpoint), functions)
         check_changes(checkpoint, batch, bound)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 
 from state_backend.attach.aggregates import PlannedFunction, planned_of
@@ -45,12 +46,15 @@ def attach_files(
     hooks: QueryHooks | None = None,
     reader: Callable[[Checkpoint, Sequence[StateEncoder]], StateReader] = FilesReader,
     functions: Sequence[Sequence[PlannedFunction]] = (),
+    settings: Mapping[str, str] | None = None,
     is_ended: Callable[[], bool] = lambda: False,
     timeout_s: float = 0.0,
 ) -> Attachment:
     """Follow a checkpoint without Spark, in a thread of this process.
 
     Args:
+        settings: Spark's settings of a query in Real-Time Mode, whose first batch may take minutes: its attachment
+            begins when the schemas of the requested states are there. Others begin with the first committed batch.
         reader: Makes the reader, which may have a process of its own.
         functions: The functions of each aggregation of the query, if its plan is known.
         is_ended: Ends the wait for the first committed batch early.
@@ -60,8 +64,11 @@ def attach_files(
     checkpoint = Checkpoint.at(location)
     _check_log(checkpoint, log)
     followed = FollowedFiles(checkpoint)
-    wait_for_batch(followed, is_ended, timeout_s)
-    bound = bind(checkpoint, job, states, functions)
+    operators = {each.operator for each in states if each.operator is not None}
+    wait_for_batch(
+        followed, is_ended, timeout_s, lambda: settings is not None and _has_states(checkpoint, operators, settings)
+    )
+    bound = bind(checkpoint, job, states, functions, settings)
     for state in bound:
         if state.hint is not None:
             logger.warning("job %s, state %s: %s", job, state.descriptor.name, state.hint)
@@ -78,10 +85,27 @@ def attach_files(
     )
 
 
-def wait_for_batch(checkpoint: FollowedCheckpoint, is_ended: Callable[[], bool], timeout_s: float) -> int:
-    """Return the last committed batch; wait for the first one, because operators have no readable state before."""
+def _has_states(checkpoint: Checkpoint, operators: Set[int], settings: Mapping[str, str]) -> bool:
+    """Return whether the first batch has written the schemas of some operators; of any if they are none."""
+    with suppress(CheckpointError):  # Spark is writing them
+        found = {state.operator for state in checkpoint.batch_stores(0, settings).states}
+        return bool(found) and operators <= found
+    return False
+
+
+def wait_for_batch(
+    checkpoint: FollowedCheckpoint,
+    is_ended: Callable[[], bool],
+    timeout_s: float,
+    is_ready: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """Return the last committed batch; wait for the first one, because operators have no readable state before.
+
+    Args:
+        is_ready: Ends the wait before that; None is returned.
+    """
     deadline = time.monotonic() + timeout_s
-    while (newest := checkpoint.newest()) is None:
+    while (newest := checkpoint.newest()) is None and not is_ready():
         if is_ended():
             raise CheckpointError(f"{checkpoint.location} has no committed micro-batch")
         if time.monotonic() >= deadline:
@@ -98,6 +122,7 @@ def bind(
     job: str,
     requested: Sequence[AttachedState],
     functions: Sequence[Sequence[PlannedFunction]] = (),
+    settings: Mapping[str, str] | None = None,
 ) -> list[StateEncoder]:
     """Return the requested states as of the last batch; all states that can be read if none is requested.
 
@@ -106,13 +131,14 @@ def bind(
 
     Args:
         functions: Of each aggregation of the query, in the order of their operators' numbers, if its plan is known.
+        settings: As for `attach_files`.
     """
     for _ in range(TRIES_MAX):
         batch = checkpoint.newest_batch()
-        if batch is None:
+        if batch is None and settings is None:
             raise CheckpointError(f"{checkpoint.location} has no committed micro-batch any more")
         try:
-            batch_stores = checkpoint.batch_stores(batch)
+            batch_stores = checkpoint.batch_stores(batch or 0, settings if batch is None else None)
             break
         except PurgedVersionError:
             if checkpoint.newest_batch() == batch:

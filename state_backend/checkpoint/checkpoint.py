@@ -43,6 +43,8 @@ DEFAULT_PROVIDER, DEFAULT_ENCODING = "HDFSBackedStateStoreProvider", "unsaferow"
 PROVIDERS_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 PARTITIONS = "spark.sql.shuffle.partitions"
 AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
+# The settings of Spark that say how the state is stored.
+PLANNING_SETTINGS = (PROVIDER, ENCODING, ROW_CHECKSUMS, PARTITIONS, AGGREGATION_FORMAT)
 REMEDY = (
     "sparkis reads checkpoints of Spark 3.1 and later. Once such a version, say 3.5, has continued the query on this "
     "checkpoint for a micro-batch, sparkis reads it"
@@ -182,9 +184,14 @@ class Checkpoint:
         stored = self._files.read(f"offsets/{batch}")
         return () if stored is None else metadata.end_offsets(stored.decode(errors="replace"))
 
-    def batch_stores(self, batch: int) -> BatchStores:
-        """Return the operators and states as of a committed batch, and the states that sparkis cannot read."""
-        settings = self.offsets(batch).settings
+    def batch_stores(self, batch: int, settings: Mapping[str, str] | None = None) -> BatchStores:
+        """Return the operators and states as of a committed batch, and the states that sparkis cannot read.
+
+        Args:
+            settings: Those of Spark, for a batch that has no offsets yet: see PLANNING_SETTINGS.
+        """
+        if settings is None:
+            settings = self.offsets(batch).settings
         provider = _provider_of(settings)
         refusal = self._refusal(settings)
         has_checksums = settings.get(ROW_CHECKSUMS, "false").lower() == "true"

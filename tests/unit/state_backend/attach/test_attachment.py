@@ -31,6 +31,7 @@ from tests.unit.state_backend.attach.following import (
     GrowingCheckpoint,
     Shown,
     coalesced,
+    described,
     epochs,
     following,
     generations,
@@ -79,6 +80,28 @@ def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growi
     assert values_in_log(log) == in_spark(growing.path, 2)
     for key in values_in_log(log):
         assert [version.is_oldest for version in history_of(ChangeLog(str(log)).job(JOB), key, 10)] == [True]
+
+
+def test_query_in_real_time_mode_is_attached_to_before_its_first_commit(log: Path, tmp_path: Path):
+    growing = GrowingCheckpoint(NEWEST, "real-time-aggregation", tmp_path)
+    settings = Checkpoint.at(str(growing.path)).offsets(0).settings
+    written_later = ("offsets", "state/0/_metadata", "state/0/0/_metadata/schema")
+    for each in written_later:
+        (growing.path / each).rename(tmp_path / each.replace("/", "-"))
+    with pytest.raises(CheckpointError, match="has no committed micro-batch after 0 s"):
+        attach_files(str(growing.path), job=JOB, log=str(log), settings=settings)
+    (tmp_path / "state-0-0-_metadata-schema").rename(growing.path / "state/0/0/_metadata/schema")
+    with pytest.raises(CheckpointError, match="has no committed micro-batch after 0 s"):
+        attach_files(str(growing.path), [AttachedState(operator=1)], job=JOB, log=str(log), settings=settings)
+    with following(growing.path, log, [AttachedState(operator=0)], settings=settings) as attachment:
+        assert (attachment.batch, epochs(log), attachment.states) == (-1, [], described(log).states)
+        for each in written_later[:2]:
+            (tmp_path / each.replace("/", "-")).rename(growing.path / each)
+        commit(growing, 0)
+        assert attachment.wait(0, WAIT_S)
+    follow(growing, log, 0)
+    assert (epochs(log), generations(log)) == ([0], 1)
+    assert values_in_log(log) == in_spark(growing.path, 0)
 
 
 @pytest.mark.parametrize("job", ["rocksdb-snapshots", "transform-format2", "format2-join"])
