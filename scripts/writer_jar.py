@@ -1,4 +1,4 @@
-"""Compile the writer of Real-Time Mode into a jar beside its source, by whatever compiler there is.
+"""Compile the writer of Real-Time Mode into a jar beside its sources, by whatever compiler there is.
 
     python scripts/writer_jar.py [--compiler javac|module|janino]
 
@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "spark_hooks" / "real_time" / "SparkisWriter.java"
-JAR = SOURCE.with_name("sparkis-writer.jar")
+FOLDER = ROOT / "spark_hooks" / "real_time"
+SOURCES = sorted(map(str, FOLDER.glob("*.java")))
+JAR = FOLDER / "sparkis-writer.jar"
 # The oldest Java of Spark 4.
 RELEASE = "17"
 TIME = (1980, 1, 1, 0, 0, 0)
@@ -47,12 +48,12 @@ def _module(class_path: str, folder: str) -> list[str] | None:
 
 
 def _options(class_path: str, folder: str) -> list[str]:
-    return ["-nowarn", "--release", RELEASE, "-encoding", "UTF-8", "-cp", class_path, "-d", folder, str(SOURCE)]
+    return ["-nowarn", "--release", RELEASE, "-encoding", "UTF-8", "-cp", class_path, "-d", folder, *SOURCES]
 
 
 def _janino(class_path: str, folder: str) -> list[str] | None:
     java, main = _in_java_home("java"), "org.codehaus.commons.compiler.samples.CompilerDemo"
-    arguments = ["-classpath", class_path, "-d", folder, str(SOURCE)]
+    arguments = ["-classpath", class_path, "-d", folder, *SOURCES]
     return None if java is None else [java, "-cp", class_path, main, *arguments]
 
 

@@ -4,7 +4,6 @@ import java.io.ByteArrayOutputStream;
 import java.io.DataInputStream;
 import java.io.EOFException;
 import java.io.IOException;
-import java.net.InetSocketAddress;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
@@ -60,12 +59,12 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
     // A connection without rows ends after this time.
     private static final int IDLE_MS_MAX = 60000;
 
-    private static final Map<String, Link> LINKS = new HashMap<String, Link>();
+    private static final Map<ServerAddress, Link> LINKS = new HashMap<ServerAddress, Link>();
 
     private final String job;
     private final String schema;
     private volatile String servers;
-    private final String password;
+    private String[] tlsFiles = {"", "", ""};
 
     private transient ExpressionEncoder.Serializer<Row> serializer;
     private transient Link[] links;
@@ -74,19 +73,40 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
     /**
      * @param job the job whose keys get the values
      * @param schema the schema of the rows, as Spark's JSON
-     * @param servers the addresses of the state servers: HOST:PORT, with commas between them
-     * @param password the servers' password; empty: none
+     * @param servers the addresses of all state servers of the job, with commas between them: {@code redis://HOST:PORT},
+     *     {@code rediss://} for TLS, with {@code :PASSWORD@} or {@code USER:PASSWORD@} before the host
      */
-    public SparkisWriter(String job, String schema, String servers, String password) {
+    public SparkisWriter(String job, String schema, String servers) {
         this.job = job;
         this.schema = schema;
-        this.servers = servers;
-        this.password = password;
+        setServers(servers);
+    }
+
+    /**
+     * Set the PEM files that connections with TLS need, on each executor's machine; empty: none.
+     *
+     * @param certFile the certificate that servers ask for; without a CA it is also the only one that is trusted
+     * @param keyFile its key, in the form PKCS#8
+     * @param caCertFile the CA that has signed the servers' certificates
+     */
+    public SparkisWriter<T> withTls(String certFile, String keyFile, String caCertFile) {
+        tlsFiles = new String[] {certFile, keyFile, caCertFile};
+        return this;
+    }
+
+    private ServerAddress[] addresses() {
+        String[] urls = servers.isEmpty() ? new String[0] : servers.split(",");
+        ServerAddress[] found = new ServerAddress[urls.length];
+        for (int index = 0; index < urls.length; index++) {
+            found[index] = new ServerAddress(urls[index].trim(), tlsFiles);
+        }
+        return found;
     }
 
     /** Send the rows of the next batches to these servers. Runs on the driver: Spark sends this object with each batch. */
     public void setServers(String servers) {
         this.servers = servers;
+        addresses(); // raises the error of an address that is none
     }
 
     /** Runs on an executor, at the begin of a partition of a batch. The run is the name of the query's job group. */
@@ -95,11 +115,11 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         String run = TaskContext.get().getLocalProperty("spark.jobGroup.id");
         StructType type = ((StructType) DataType.fromJson(schema)).asNullable();
         serializer = (ExpressionEncoder.Serializer<Row>) ExpressionEncoder.apply(type, true).createSerializer();
-        String[] addresses = servers.isEmpty() ? new String[0] : servers.split(",");
+        ServerAddress[] addresses = addresses();
         links = new Link[addresses.length];
         streams = new Stream[addresses.length];
         for (int index = 0; index < addresses.length; index++) {
-            links[index] = Link.of(addresses[index], password);
+            links[index] = Link.of(addresses[index]);
             streams[index] = new Stream(new String[] {job, run, Long.toString(batch), Long.toString(partition)}, schema);
             links[index].open(streams[index]);
         }
@@ -180,8 +200,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
 
     /** The connection of this executor to one server, and its thread. */
     private static final class Link implements Runnable {
-        private final String address;
-        private final String password;
+        private final ServerAddress address;
         // Guarded by this object's lock.
         private final LinkedHashMap<Stream, Stream> streams = new LinkedHashMap<Stream, Stream>();
         private int waitingBytes;
@@ -193,17 +212,16 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         private int connection;
         private boolean hasFailed;
 
-        private Link(String address, String password) {
+        private Link(ServerAddress address) {
             this.address = address;
-            this.password = password;
         }
 
-        static Link of(String address, String password) {
+        static Link of(ServerAddress address) {
             synchronized (LINKS) {
-                Link link = (Link) LINKS.get(address + " " + password);
+                Link link = (Link) LINKS.get(address);
                 if (link == null) {
-                    link = new Link(address, password);
-                    LINKS.put(address + " " + password, link);
+                    link = new Link(address);
+                    LINKS.put(address, link);
                     Thread thread = new Thread(link, "sparkis-writer-" + address);
                     thread.setDaemon(true);
                     thread.start();
@@ -284,7 +302,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
                 synchronized (this) {
                     boolean isIdle = !isWaiting && streams.isEmpty();
                     if (isIdle) {
-                        LINKS.remove(address + " " + password);
+                        LINKS.remove(address);
                     }
                     return isIdle;
                 }
@@ -293,7 +311,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
 
         private void remove() {
             synchronized (LINKS) {
-                LINKS.remove(address + " " + password);
+                LINKS.remove(address);
             }
         }
 
@@ -403,17 +421,11 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         }
 
         private void connect() throws IOException {
-            int colon = address.lastIndexOf(':');
-            String host = address.substring(0, colon).replace("[", "").replace("]", "");
-            Socket connected = new Socket();
+            Socket connected = address.connect(CONNECT_TIMEOUT_MS, TIMEOUT_MS);
             try {
-                InetSocketAddress remote = new InetSocketAddress(host, Integer.parseInt(address.substring(colon + 1)));
-                connected.connect(remote, CONNECT_TIMEOUT_MS);
-                connected.setTcpNoDelay(true);
-                connected.setSoTimeout(TIMEOUT_MS);
                 replies = new DataInputStream(new java.io.BufferedInputStream(connected.getInputStream()));
-                if (!password.isEmpty()) {
-                    connected.getOutputStream().write(command(new Object[] {"AUTH", password}));
+                if (!address.password.isEmpty()) {
+                    connected.getOutputStream().write(command(address.login()));
                     String error = reply();
                     if (error != null) {
                         throw new IOException(error);

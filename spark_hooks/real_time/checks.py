@@ -18,6 +18,9 @@ WAY_OUT = "use freshness='commit' with micro-batches"
 ATTACH = "or read its state at each commit with sparkis.attach(query)"
 # Operators of Python in an optimized plan.
 PYTHON = re.compile(r"Python|Pandas|Arrow")
+# Sources that Real-Time Mode does not read: those of Spark's first interface, such as files, and those for tests.
+V1_SOURCE = "StreamingRelation"
+OTHER_SOURCES = ("rate", "rate-micro-batch", "socket")
 # The arguments of a state that an aggregation's result can have.
 ARGUMENTS = ("name", "key", "value", "key_format", "separator", "field", "kind", "encoding", "json_decimals", "columns")
 STORE = "spark.sql.streaming.stateStore"
@@ -94,6 +97,19 @@ def check_operators(names: Iterable[str], aggregations: int) -> None:
             f"freshness='record' is for a query with one aggregation, whose state has the committed values, and this "
             f"one has {found}: {WAY_OUT}, {ATTACH}"
         )
+
+
+def check_sources(sources: Iterable[tuple[str, str]]) -> None:
+    """Raise DescriptorError for a source that Spark does not read in Real-Time Mode.
+
+    Args:
+        sources: The operator of each source in the plan, and the source's name.
+    """
+    for operator, source in sources:
+        if operator == V1_SOURCE or source in OTHER_SOURCES:
+            raise DescriptorError(
+                f"Real-Time Mode does not read the source {source!r}: read a topic of Kafka, or {WAY_OUT}"
+            )
 
 
 def check_settings(spark: SparkSession) -> None:

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_hooks.real_time.servers import Servers
 from state_backend.model.errors import DescriptorError
 
 # `scripts/writer_jar.py` compiles it from SparkisWriter.java, which is beside it in a checkout.
@@ -27,25 +28,25 @@ class JvmWriter:
 
     Args:
         schema: The schema of the rows, as Spark's JSON.
-        servers: The addresses of all state servers, `HOST:PORT`.
-        password: The servers' password; empty: none.
     """
 
-    def __init__(self, spark: SparkSession, job: str, schema: str, servers: list[str], password: str) -> None:
+    def __init__(self, spark: SparkSession, job: str, schema: str, servers: Servers) -> None:
         context: Any = spark.sparkContext
-        arguments = context._gateway.new_array(context._jvm.Object, 4)
-        for index, each in enumerate((job, schema, ",".join(servers), password)):
+        arguments = context._gateway.new_array(context._jvm.Object, 3)
+        for index, each in enumerate((job, schema, ",".join(servers.urls))):
             arguments[index] = each
         self._writer = _class(spark).getConstructors()[0].newInstance(arguments)
+        if (tls := servers.tls) is not None:
+            self._writer.withTls(*(path or "" for path in (tls.cert, tls.key, tls.ca)))
 
     def set_on(self, writer: DataStreamWriter) -> None:
         """Make this the sink of a query that is not started yet."""
         classic: Any = writer
         classic._jwrite.foreach(self._writer)
 
-    def set_servers(self, servers: list[str]) -> None:
+    def set_servers(self, servers: Servers) -> None:
         """Send the rows of the next batches to these servers."""
-        self._writer.setServers(",".join(servers))
+        self._writer.setServers(",".join(servers.urls))
 
 
 def _class(spark: SparkSession) -> Any:

@@ -23,7 +23,7 @@ from spark_hooks.publish.publisher import SinkOptions
 from spark_hooks.publish.sink_checks import CHECKPOINT_OPTION, SinkChecks
 from spark_hooks.real_time import checks
 from spark_hooks.real_time.jvm_writer import JvmWriter
-from spark_hooks.real_time.servers import servers_of
+from spark_hooks.real_time.servers import Servers, servers_of
 from state_backend.attach.states import PARTS_OF_WINDOW, AttachedState
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError, SparkisError
@@ -32,6 +32,9 @@ logger = logging.getLogger("sparkis.sink")
 
 # How often the driver asks for the addresses of state servers beside executors, which come and go (guess).
 SERVERS_INTERVAL_S = 1.0
+# Operators with state that Real-Time Mode runs, in an optimized plan.
+AGGREGATE = "Aggregate"
+WITH_STATE = (AGGREGATE, "Deduplicate")
 TRIGGER_MISSING = (
     "freshness='record' is for Real-Time Mode, where rows leave the query before their commit: give the query "
     ".trigger(realTime='5 minutes'), or use freshness='commit'"
@@ -46,8 +49,9 @@ class RecordWriter(SinkChecks, DataStreamWriter):
         """Check a query, and return its writer; DescriptorError."""
         checks.check_arguments(sink_options)
         plan = optimized_plan(df)
-        found = results_of(plan)
-        checks.check_operators(_streaming_operators(plan), len(found))
+        found, operators = results_of(plan), list(_streaming_operators(plan))
+        checks.check_operators(operators, len(found))
+        checks.check_sources(_sources(plan))
         used = list(dict.fromkeys(name for state in sink_options.states for name in _columns_of(state)))
         short = {name: _short(name) for name in used}
         if twice := [name for name in used if list(short.values()).count(short[name]) > 1]:
@@ -56,8 +60,11 @@ class RecordWriter(SinkChecks, DataStreamWriter):
         for name in used:
             expressions |= _matched(name, found[0], expressions)
         writer = cls(df.select(*(column_of(df, name).alias(short[name]) for name in used)), sink_options)
+        # Spark numbers the operators with state from the sink to the sources.
+        operator = [name for name in operators if name in WITH_STATE].index(AGGREGATE)
         writer._attached = tuple(
-            _attached(state, short, expressions, skips=sink_options.skips_bad_rows) for state in sink_options.states
+            replace(_attached(state, short, expressions, skips=sink_options.skips_bad_rows), operator=operator)
+            for state in sink_options.states
         )
         return writer
 
@@ -89,7 +96,7 @@ class RecordWriter(SinkChecks, DataStreamWriter):
         job = chosen.job or self._name
         assert job is not None
         servers = servers_of(spark, chosen.log)
-        writer = JvmWriter(spark, job, self._schema, servers.addresses, servers.password)
+        writer = JvmWriter(spark, job, self._schema, servers)
         writer.set_on(self)
         listen_for_queries(spark)
         query = super().start(*args, **options)
@@ -105,7 +112,7 @@ class RecordWriter(SinkChecks, DataStreamWriter):
             timeout_s=float("inf"),
         )
         start_run(spark, query, start)
-        follow = (spark, query, chosen.log, writer, servers.addresses)
+        follow = (spark, query, chosen.log, writer, servers)
         threading.Thread(target=_follow_servers, args=follow, name=f"sparkis-servers-{job}", daemon=True).start()
         return query
 
@@ -124,6 +131,14 @@ def _streaming_operators(plan: Any) -> Iterator[str]:
         yield name
     for child in children:
         yield from _streaming_operators(child)
+
+
+def _sources(plan: Any) -> Iterator[tuple[str, str]]:
+    """Yield the operator of each streaming source in a plan, and the source's name."""
+    leaves = plan.collectLeaves()
+    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+        if leaf.isStreaming():
+            yield str(leaf.nodeName()), str(leaf.sourceName()) if "StreamingRelation" in leaf.nodeName() else ""
 
 
 def _columns_of(state: StateDescriptor) -> list[str]:
@@ -172,18 +187,16 @@ def _attached(
     )
 
 
-def _follow_servers(
-    spark: SparkSession, query: StreamingQuery, log: str, writer: JvmWriter, addresses: list[str]
-) -> None:
+def _follow_servers(spark: SparkSession, query: StreamingQuery, log: str, writer: JvmWriter, servers: Servers) -> None:
     """Send the next batches to the servers that there are, until the query ends. Runs in a thread of its own."""
     with suppress(Exception):  # a stopped Spark raises many kinds of errors
         while query.isActive:
             time.sleep(SERVERS_INTERVAL_S)
             try:
-                found = servers_of(spark, log).addresses
+                found = servers_of(spark, log)
             except (SparkisError, OSError) as error:
                 logger.debug("the servers of %s are unknown: %s", log, error)
                 continue
-            if found and found != addresses:
+            if found.urls and found != servers:
                 writer.set_servers(found)
-                addresses = found
+                servers = found

@@ -45,6 +45,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
         super().__init__()
         self.log = log
         self.has_proxy = has_proxy
+        self.tls = None if has_proxy else tls
         self._outlives_exit = port != 0 if outlives_exit is None else outlives_exit
         self.address_file = temporary_folder("server") / "address.json"  # other users cannot read the folder
         self._server = DetachedServer(
@@ -53,7 +54,7 @@ class DetachedEndpoint(endpoints.ServedEndpoint):
             log=log,
             port=port,
             store=store,
-            tls=None if has_proxy else tls,
+            tls=self.tls,
             linger_s=linger_s,
         )
         self._server.on_change = self._on_change

@@ -142,12 +142,14 @@ class ServedEndpoint(ControlledEndpoint):
         log: The root of the served change log.
         port: The port in `url`.
         registry: The registry's `host:port` with placement `executors`, else None.
+        tls: The files of TLS, or None.
     """
 
     log: str
     port: int
     url: str
     registry: str | None = None
+    tls: TlsFiles | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(port={self.port}, log={self.log!r})"
@@ -238,15 +240,20 @@ def announce_to(log: str, addresses: str, tls: TlsFiles | None = None) -> None:
 def announce_as_set(session: SparkSession | None, log: str) -> None:
     """Announce the epochs of a log as a session's settings say, from now on; DescriptorError. See `announce_to`."""
 
-    def setting(name: str) -> str | None:
-        return None if session is None else session.conf.get(name, None)
-
-    cert, key, ca = (setting(f"spark.sparkis.tls.{name}") for name in ("certFile", "keyFile", "caCertFile"))
+    addresses = "" if session is None else session.conf.get(ANNOUNCE_SETTING, None) or ""
     try:
-        tls = TlsFiles(cert, key, ca)
-        announce_to(log, setting(ANNOUNCE_SETTING) or "", None if tls == TlsFiles() else tls)
+        announce_to(log, addresses, None if session is None else tls_files_of(session))
     except ValueError as error:
         raise DescriptorError(f"{ANNOUNCE_SETTING}: {error}") from None
+
+
+def tls_files_of(session: SparkSession) -> TlsFiles | None:
+    """Return the files with which a session connects to servers elsewhere, or None; TlsError."""
+    cert, key, ca = (
+        session.conf.get(f"spark.sparkis.tls.{name}", None) for name in ("certFile", "keyFile", "caCertFile")
+    )
+    files = TlsFiles(cert, key, ca)
+    return None if files == TlsFiles() else files
 
 
 def wait(log: str, job: str, epoch: int, timeout_s: float) -> bool:

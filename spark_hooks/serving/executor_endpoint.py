@@ -95,6 +95,7 @@ class ExecutorsEndpoint(endpoints.ServedEndpoint):
         self.log = log
         self._spark = spark
         self._options = (options, port, bind)
+        self.tls = options.tls
         # With a token from the environment, state servers that a user starts can register as well.
         self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
         # Servers that listen on other addresses than loopback always have a password; an ACL file has the users' own.

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from compat.waiting import eventually
 from spark_hooks.real_time.jvm_writer import JvmWriter
+from spark_hooks.real_time.servers import Servers
 from tests.spark.micro_batches import Batches
 from tests.spark.row_server import RowServer
 
@@ -65,7 +66,8 @@ def start(spark: SparkSession, rows: Batches, tmp_path: Path) -> Start:
 
     def run(servers: list[str], *, password: str = "", expressions: dict[str, str] | None = None) -> Any:
         df = rows.df.selectExpr("k", "n", *(f"{text} AS {name}" for name, text in (expressions or {}).items()))
-        writer = JvmWriter(spark, JOB, df.schema.json(), servers, password)
+        urls = [f"redis://:{password}@{server}" if password else f"redis://{server}" for server in servers]
+        writer = JvmWriter(spark, JOB, df.schema.json(), Servers(urls))
         sink = df.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.set_on(sink)
         query = sink.start()
@@ -91,12 +93,12 @@ def test_each_server_gets_all_rows_of_each_batch_in_order(rows: Batches, server:
     other = RowServer()
     for batch in range(3):
         rows.add(*({"k": "a", "n": 100 * batch + number} for number in range(100)))
-    start([server.address, other.address], password="secret")
+    start([server.address, other.address], password="secret:%2F")
     for each in (server, other):
         eventually(lambda: each.closed(2), bool)  # noqa: B023
         assert [row["n"] for row in each.rows()] == list(range(300))
         assert [sum(sent for sent, _ in each.closed(batch).values()) for batch in range(3)] == [100, 100, 100]
-        assert set(each.logins) == {b"secret"}
+        assert set(each.logins) == {b"secret:/"}
     other.end()
 
 
@@ -135,7 +137,7 @@ def test_the_next_batch_goes_to_the_servers_that_are_set(rows: Batches, server: 
     other = RowServer()
     rows.add({"k": "a", "n": 0})
     query, writer = start([server.address])
-    writer.set_servers([other.address])
+    writer.set_servers(Servers([f"redis://{other.address}"]))
     rows.add({"k": "a", "n": 1})
     query.processAllAvailable()
     eventually(lambda: other.closed(1), bool)

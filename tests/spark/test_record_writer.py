@@ -13,17 +13,18 @@ from pyspark.sql import functions as F
 
 import sparkis
 from spark_hooks.real_time import checks, jvm_writer
+from spark_hooks.real_time.servers import Servers
 from sparkis import DescriptorError
 from tests.spark.attaching import SCHEMA
 from tests.spark.micro_batches import Batches, Settings
-from tests.spark.real_time import SETTINGS
+from tests.spark.real_time import SETTINGS, MemoryRows
 
 Fresh = Callable[..., Any]
 
 
 @pytest.fixture
-def rows(batches: Callable[[str], Batches]) -> DataFrame:
-    return batches(SCHEMA).df
+def rows(spark: SparkSession) -> DataFrame:
+    return MemoryRows(spark, SCHEMA).df
 
 
 @pytest.fixture
@@ -84,6 +85,17 @@ def test_queries_that_real_time_mode_does_not_run_are_refused(
         fresh(rows.join(other, rows.k == other.j).groupBy("k").agg(F.count("*").alias("n")), value="n")
 
 
+def test_sources_that_real_time_mode_does_not_read_are_refused(
+    spark: SparkSession, fresh: Fresh, batches: Callable[[str], Batches]
+) -> None:
+    rate = spark.readStream.format("rate").load().groupBy(F.col("value").alias("k")).agg(F.count("*").alias("n"))
+    with pytest.raises(DescriptorError, match="Real-Time Mode does not read the source 'rate': read a topic of Kafka"):
+        fresh(rate, value="n")
+    files = batches(SCHEMA).df.groupBy("k").agg(F.count("*").alias("n"))
+    with pytest.raises(DescriptorError, match=r"Real-Time Mode does not read the source 'FileSource\["):
+        fresh(files, value="n")
+
+
 def test_old_versions_of_spark_and_spark_connect_are_refused(
     fresh: Fresh, counts: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +129,13 @@ def test_columns_are_matched_by_what_they_are(fresh: Fresh, rows: DataFrame) -> 
         fresh(computed, "halves", key=["name", "window.start"], value=["half"])
 
 
+def test_aggregation_is_found_among_the_operators_with_state(fresh: Fresh, rows: DataFrame) -> None:
+    deduplicated = rows.withWatermark("t", "1 second").dropDuplicates(["k", "t"])
+    counted = [each.groupBy("k").agg(F.count("*").alias("n")) for each in (rows, deduplicated)]
+    ((plain,), (after,)) = (fresh(each, value="n")._attached for each in counted)
+    assert (plain.operator, after.operator) == (0, 0)
+
+
 def test_the_writer_needs_its_trigger_a_checkpoint_settings_and_a_server(
     fresh: Fresh, counts: DataFrame, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,4 +157,4 @@ def test_the_writer_needs_its_trigger_a_checkpoint_settings_and_a_server(
         writer.start()
     monkeypatch.setattr(jvm_writer, "JAR", tmp_path / "missing.jar")
     with pytest.raises(DescriptorError, match=r"needs missing\.jar, which this installation of sparkis lacks"):
-        jvm_writer.JvmWriter(counts.sparkSession, "real", "{}", [], "")
+        jvm_writer.JvmWriter(counts.sparkSession, "real", "{}", Servers([]))
