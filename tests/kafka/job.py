@@ -5,7 +5,7 @@
 Two queries count the messages of each key, add them up, and keep the last one: `sink` by sparkis' own states, and
 `attached` by an aggregation of Spark's, whose checkpoint is read. With `"real_time": "2 seconds"` the only query is
 `attached`, in Real-Time Mode with batches of this length; with `"rows_port": 1234` a `RowReceiver` gets its
-rows. Prints `{"ready": true}` when all run, and `{"failed": message}`.
+rows, with `"servers": "redis://..."` these servers. Prints `{"ready": true}` when all run, and `{"failed": message}`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
+from spark_hooks.real_time.servers import SERVERS_SETTING
 from tests.kafka.broker import CONNECTOR
 from tests.kafka.row_receiver import row_sender_jar
 from tests.spark.micro_batches import local_session
@@ -41,7 +42,8 @@ class Orders:
     """The job's options.
 
     provider: of `PROVIDERS`. real_time: the length of a batch in Real-Time Mode; empty: in micro-batches. rows_port:
-    that of a `RowReceiver`; 0: the results of Real-Time Mode go to another topic.
+    that of a `RowReceiver`; 0: the results of Real-Time Mode go to another topic. servers: their URLs; they show these
+        results before their commit.
     """
 
     kafka: str
@@ -51,6 +53,7 @@ class Orders:
     provider: str
     real_time: str = ""
     rows_port: int = 0
+    servers: str = ""
 
 
 def messages(spark: SparkSession, orders: Orders) -> DataFrame:
@@ -87,7 +90,11 @@ def start(spark: SparkSession, orders: Orders) -> None:
 def start_real_time(spark: SparkSession, orders: Orders) -> None:
     """Start the query in Real-Time Mode; its results go to another topic, or to a `RowReceiver`."""
     results = by_key(messages(spark, orders))
-    if orders.rows_port:
+    if orders.servers:
+        spark.conf.set(SERVERS_SETTING, orders.servers)
+        value = ["count", "sum", "last"]
+        writer = sparkis.queryable(results, "facts", key="k", value=value, freshness="record", log=orders.log)
+    elif orders.rows_port:
         writer = results.writeStream
         jvm: Any = spark._jvm
         writer._jwrite.foreach(jvm.tests.RowSender("127.0.0.1", orders.rows_port, uuid4().hex))

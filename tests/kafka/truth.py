@@ -27,6 +27,17 @@ class Truth:
         """Return the state after all messages."""
         return self._at_each([[len(messages) for messages in self._messages]])[0]
 
+    def of_keys(self) -> list[set[tuple[int, int, int]]]:
+        """Return all values that each key may have had: those after each of its messages. A key is in one partition."""
+        found: list[set[tuple[int, int, int]]] = [{(0, 0, 0)} for _ in range(KEYS)]
+        state = list(NOTHING)
+        for messages in self._messages:
+            for key, number in messages:
+                count, total, _ = state[key]
+                state[key] = count + 1, total + number, number
+                found[key].add(state[key])
+        return found
+
     def of_batches(self) -> list[Facts]:
         """Return the state at the end of each committed batch, in order; the first one is that before all batches."""
         batches = sorted(int(path.name) for path in (self._checkpoint / "commits").iterdir() if path.name.isdigit())
