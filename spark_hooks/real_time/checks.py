@@ -18,6 +18,8 @@ WAY_OUT = "use freshness='commit' with micro-batches"
 ATTACH = "or read its state at each commit with sparkis.attach(query)"
 # Operators of Python in an optimized plan.
 PYTHON = re.compile(r"Python|Pandas|Arrow")
+# Operators that Real-Time Mode does not run before or after an aggregation.
+NOT_RUN = ("DeduplicateWithinWatermark", "GlobalLimit")
 # Sources that Real-Time Mode does not read: those of Spark's first interface, such as files, and those for tests.
 V1_SOURCE = "StreamingRelation"
 OTHER_SOURCES = ("rate", "rate-micro-batch", "socket")
@@ -91,6 +93,8 @@ def check_operators(names: Iterable[str], aggregations: int) -> None:
         )
     if any(name.startswith(("Join", "AsOfJoin")) for name in names):
         raise DescriptorError(f"Real-Time Mode runs no joins of streams: {WAY_OUT}")
+    if other := next((name for name in names if name in NOT_RUN), None):
+        raise DescriptorError(f"Real-Time Mode does not run the operator {other} of the query's plan: {WAY_OUT}")
     if aggregations != 1:
         found = "no aggregation" if not aggregations else f"{aggregations} aggregations"
         raise DescriptorError(

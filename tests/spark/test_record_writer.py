@@ -80,6 +80,11 @@ def test_queries_that_real_time_mode_does_not_run_are_refused(
     doubled = F.udf(lambda n: 2 * n, "long")
     with pytest.raises(DescriptorError, match=r"Real-Time Mode runs no Python.*plan has \w*Python"):
         fresh(counts.withColumn("n", doubled("n")))
+    with pytest.raises(DescriptorError, match="does not run the operator GlobalLimit of the query's plan"):
+        fresh(counts.limit(3))
+    within = rows.withWatermark("t", "1 second").dropDuplicatesWithinWatermark(["k"])
+    with pytest.raises(DescriptorError, match="does not run the operator DeduplicateWithinWatermark"):
+        fresh(within.groupBy("k").agg(F.count("*").alias("n")), value="n")
     other = rows.select(F.col("k").alias("j"))
     with pytest.raises(DescriptorError, match="Real-Time Mode runs no joins of streams"):
         fresh(rows.join(other, rows.k == other.j).groupBy("k").agg(F.count("*").alias("n")), value="n")
