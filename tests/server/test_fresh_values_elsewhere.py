@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compat.conformance.servers import Running, sparkis_server
+from compat.conformance.servers import Running, sparkis_program, sparkis_server
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.slots import slot_of
@@ -136,3 +136,40 @@ def test_the_new_owner_of_a_slot_shows_the_rows_that_all_nodes_got(tmp_path: Pat
         log.publish([change for row in (("a", 9, 9.5), ("b", 9, 9.25)) for change in committed(*row)])
         eventually(lambda: [query.facts("job")["fresh_keys"] for query in queries], lambda found: found == [0, 0])
         shows(b"9.5", b"9.25")
+
+
+@pytest.mark.kill
+def test_state_servers_show_the_rows_that_they_got_for_their_own_slots(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        log = first_epoch(tmp_path / "log", stack)
+        options = ("--log", str(tmp_path / "log"), "--port", "0")
+        stack.enter_context(sparkis_program(("-m", "resp_server.programs.registry"), *options))
+
+        def state_server(name: str) -> Running:
+            given = (*options, "--bind", "127.0.0.1", "--store", str(tmp_path / name))
+            return stack.enter_context(sparkis_program(("-m", "resp_server.programs.state_server"), *given))
+
+        def shows(query: Query, key: bytes, awaited: bytes) -> None:
+            eventually(lambda: query.connection.call("GET", key).plain, lambda found: found.startswith(awaited))
+
+        first = begun(state_server("first"), log, stack)
+        assert first.rows(1, ("a", 7, 7.5), ("b", 7, 7.25)) == b"OK"
+        shows(first, OTHER, b"7.25")
+        server = state_server("second")  # gets the second half of the slots
+        second = Query(stack.enter_context(server.connect()), log)
+        shows(second, OTHER, b"2.5")
+        shows(first, OTHER, b"MOVED")
+        assert begun(server, log, stack).open(1) == b"OK"
+        for query in (first, second):
+            assert query.rows(1, ("a", 8, 8.5), ("b", 8, 8.25)) == b"OK"
+        shows(second, OTHER, b"8.25")
+        shows(first, ONE, b"8.5")
+        assert second.facts("job")["fresh_keys"] == 2  # the value and the hash of its own slots
+        server.process.kill()
+        eventually(lambda: first.connection.call("GET", OTHER).plain, lambda found: not found.startswith(b"MOVED"))
+        assert first.rows(1, ("a", 9, 9.5)) == b"OK"
+        shows(first, ONE, b"9.5")
+        # Not the row that it got before the slots went; 8.25 came while it still had them.
+        assert first.connection.call("GET", OTHER).plain in (b"2.5", b"8.25")
+        assert first.rows(1, ("b", 9, 9.25)) == b"OK"
+        shows(first, OTHER, b"9.25")
