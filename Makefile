@@ -112,7 +112,6 @@ test-azure: setup-test ## run the tests of logs in object stores with a server o
 	@$(RUN) python -m pytest --store azure $(ARGS) tests/object_store
 
 test-clients: setup-test ## run programs of Redis' clients in their languages at a redis-server and at sparkis; writes tables of docs/clients.md and docs/read-only.md
-	@sh scripts/program.sh mvn maven maven
 	@$(RUN) python -m compat.client_programs --page docs/clients.md --refusals docs/read-only.md $(ARGS)
 
 test-hosts: setup-test ## run the tests on hosts of their own, whose network fails: root and Linux; ARGS=--whole for all faults

@@ -24,7 +24,7 @@ MAVEN_PACKAGES = ROOT / "build" / "maven"
 BUILD_S_MAX = 1_800.0
 LOG_CHARS_MAX = 4_000
 # Debian's packages of commands that programs need. Its Go and Rust may be too old, so they are not installed.
-PACKAGES = {"cc": "gcc", "javac": "default-jdk-headless", "make": "make"}
+PACKAGES = {"cc": "gcc", "javac": "default-jdk-headless", "make": "make", "mvn": "maven"}
 
 
 class BuildError(Exception):
