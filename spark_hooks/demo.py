@@ -15,10 +15,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import date, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -168,6 +168,12 @@ def flights_table() -> pa.Table:
     return pa.Table.from_pandas(frame[FLIGHTS_SCHEMA.names], FLIGHTS_SCHEMA, preserve_index=False)
 
 
+def days_of(*tables: pa.Table) -> list[date]:
+    """Return the days on which tables have rows, in order."""
+    times = [table.column("time").cast(pa.date32()) for table in tables]
+    return sorted({day for each in times for day in each.unique().to_pylist()})
+
+
 def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Table]:
     """Yield the rows of each day, in time order."""
     ordered = table.sort_by("time")
@@ -187,8 +193,7 @@ class Feeder:
         self._folder = folder
         self._tables = tables
         self._days_per_s = days_per_s
-        times = [table.column("time").cast(pa.date32()) for table in tables.values()]
-        self.days = sorted({day for each in times for day in each.unique().to_pylist()})
+        self.days = days_of(*tables.values())
         self._arrived_ms = 0
         self.is_done = threading.Event()
         self._is_stopped = threading.Event()
@@ -255,20 +260,24 @@ def start_airports(spark: SparkSession, source: Path, checkpoints: Path) -> Stre
     return writer.option("checkpointLocation", str(checkpoints / "airports")).start()
 
 
-def session() -> SparkSession:
+def session(master: str, settings: Mapping[str, str]) -> SparkSession:
     """Start the demo's Spark."""
-    settings = {
+    own = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         # A JVM that lives for a minute gains nothing from the optimising compiler, which takes half of its time.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
-    spark = start_spark("sparkis demo", "local[*]", settings)
+    spark = start_spark("sparkis demo", master, own | dict(settings))
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def run(options: argparse.Namespace) -> int:
+# What a demo shows, in a temporary folder, until a signal.
+Show = Callable[[argparse.Namespace, Path, EndSignal, "Screen"], None]
+
+
+def run(options: argparse.Namespace, show: Show) -> int:
     """Run the demo; return the exit code."""
     if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
         print(
@@ -283,7 +292,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         ended = EndSignal()
         with _folder() as folder, standard_error_in(noise) as terminal:
-            _replay_and_serve(options, folder, ended, Screen(terminal, noise))
+            show(options, folder, ended, Screen(terminal, noise))
     except (SparkisError, OSError) as error:
         print(f"sparkis demo: {error}; {noise} has what Spark and the server said", file=sys.stderr)
         return 1
@@ -301,11 +310,12 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal, screen: Screen) -> None:
+def replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal, screen: Screen) -> None:
+    """Serve the three jobs, until a signal; with `--once`, until all rows are published."""
     screen.say("starting Spark ...")
     beside = ThreadPoolExecutor(1)
     reading = beside.submit(lambda: {"weather": weather_table(), "flights": flights_table()})
-    spark = session()
+    spark = session("local[*]", {})
     ended.install()
     endpoint = serve(spark, log=options.log or folder / "log", port=options.port, placement=Driver(linger=0))
     screen.say("starting the queries ...")
@@ -431,7 +441,12 @@ class Screen:
         epochs = sum(job["applied"] + 1 for job in jobs if job["applied"] is not None)
         lag_ms = max((job["lag_ms"] for job in jobs if job.get("lag_ms") is not None), default=0)
         line = f"[{bar}] {done:,} of {rows:,} rows, {epochs} epochs, lag {lag_ms} ms"
-        print(f"\r{line}\x1b[K", end="", file=self._terminal, flush=True)
+        self.show_line(line)
+
+    def show_line(self, line: str) -> None:
+        """Print a line in the place of the last one; nothing if this is no terminal."""
+        if self.is_terminal:
+            print(f"\r{line}\x1b[K", end="", file=self._terminal, flush=True)
 
     def end_progress(self) -> None:
         """End the line that moves."""
