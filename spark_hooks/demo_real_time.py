@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from resp_server.net.client import Client
+from resp_server.net.client import Client, ErrorReplyError, is_loading
 from resp_server.settings.groups import Driver
 from spark_hooks.command_process import EndSignal
 from spark_hooks.demo import Screen, days_of, flights_table, session, split_by_day
@@ -107,7 +107,7 @@ def count_flights(options: argparse.Namespace, folder: Path, ended: EndSignal, s
             while not ended.wait(POLL_INTERVAL_S):
                 if (failed := query.exception()) is not None:
                     raise SparkisError(f"the query {query.name} failed: {failed}")
-                fresh, confirmed = (int(client.call("GET", key) or 0) for client in (newest, committed))
+                fresh, confirmed = (_count(client, key) for client in (newest, committed))
                 screen.show_line(f"{key}  {fresh:,} flights, {confirmed:,} of them committed")
                 if fresh == flights:
                     screen.end_progress()
@@ -119,3 +119,13 @@ def count_flights(options: argparse.Namespace, folder: Path, ended: EndSignal, s
         query.stop()
         endpoint.stop()
         spark.stop()
+
+
+def _count(client: Client, key: str) -> int:
+    """Return a carrier's flights; 0 while the server opens the job."""
+    try:
+        return int(client.call("GET", key) or 0)
+    except ErrorReplyError as error:
+        if is_loading(error):
+            return 0
+        raise

@@ -5,7 +5,7 @@ import org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
 import org.apache.spark.sql.functions.{count, max}
 import spark.implicits._
 
-val source = LowLatencyMemoryStream.singlePartition(spark, org.apache.spark.sql.Encoders.LONG)
+val source = LowLatencyMemoryStream.singlePartition[Long](spark)
 val orders = source.toDF().select(($"value" % 2).cast("string").as("customer"), $"value".as("price"))
 val counts = orders.groupBy("customer").agg(count("*").as("count"), max("price").as("max"))
 
