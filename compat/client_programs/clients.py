@@ -101,9 +101,10 @@ def install(client: Client) -> None:
     A language that cannot be installed is no error: its clients are skipped.
     """
     for missing in client.missing:
-        if missing in PACKAGES:
+        package = PACKAGES.get(missing)
+        if package is not None:
             with suppress(BuildError):
-                _run(["sh", "scripts/program.sh", missing, PACKAGES[missing]], ROOT)
+                _run(["sh", "scripts/program.sh", missing, package, package], ROOT)
     if client.missing:
         return
     for package in client.debian:
