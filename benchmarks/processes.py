@@ -35,6 +35,15 @@ def cpu_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / CLOCK_TICKS_PER_S
 
 
+def run_ns(pid: int) -> int:
+    """Return the processor time of a process's present threads. `cpu_s` has that of all, in steps of 10 ms."""
+    found = 0
+    for each in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError):  # it ended meanwhile
+            found += int(Path(f"/proc/{pid}/task/{each}/schedstat").read_text().split()[0])
+    return found
+
+
 def memory(pid: int) -> Memory:
     """Return the memory of a process. The system walks its maps, which blocks the process for milliseconds."""
     sizes: dict[str, int] = {}

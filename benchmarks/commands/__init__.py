@@ -137,6 +137,7 @@ def line(row: SpeedRow) -> str:
         return f"{start}{row.error}"
     times = "".join(
         f"{each.ours_us:>9.4g} {each.redis_us:>8.4g} {each.ratio:>7.2f} {f'{each.low:.2f}-{each.high:.2f}':15}"
+        f"CPU {each.cpu_ratio or 0:<7.2f}"
         for each in row.timings
     )
     mark = "" if row.is_within_budget else "missed"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks import processes
 from benchmarks.commands.budgets import TRACKING, Budget, budget_of
 from benchmarks.commands.data import KEYS
 from benchmarks.commands.requests import Exchange
@@ -52,10 +53,16 @@ OF_THE_SERVER = frozenset(
 
 
 class Endpoint(NamedTuple):
-    """A server's port, and its port for TLS; node: its id in a cluster."""
+    """A server's port, and its port for TLS.
+
+    Args:
+        pids: The processes that answer there, without those that apply logs.
+        node: Its id in a cluster.
+    """
 
     name: str
     port: int
+    pids: Sequence[int] = ()
     tls_port: int = 0
     tls: ssl.SSLContext | None = None
     node: str = ""
@@ -97,10 +104,20 @@ class Subject:
         self._endpoint, self._session, self._stack = endpoint, session, stack
         self._packed, self._numbers_at = self.exchange.packed()
         self.sent = 0
+        self.begin()
         self._connections: list[Connection] = []
         with self._connect() as connection:
             self.replies = self._replies(connection)
         self._reply_bytes = sum(len(each.raw) for each in self.replies)
+
+    def begin(self) -> None:
+        """Measure the processor time from now on."""
+        self._run_ns = self._exchanges = 0
+
+    @property
+    def cpu_us(self) -> float:
+        """The processor time of an exchange since `begin`, in microseconds."""
+        return self._run_ns / 1000 / self._exchanges
 
     def _connect(self) -> Connection:
         encrypted = self._session.is_encrypted
@@ -135,7 +152,10 @@ class Subject:
         connections, size = self._connected(load), depth * load.connections
         batches = max(1, -(-count // size))
         send = self._send_encrypted if self._session.is_encrypted else self._send
+        before_ns = sum(map(processes.run_ns, self._endpoint.pids))
         took_s = send(connections, depth, batches * size)
+        self._run_ns += sum(map(processes.run_ns, self._endpoint.pids)) - before_ns
+        self._exchanges += batches * size
         self.sent += batches * size
         return took_s / (batches * size) * 1e6
 
@@ -215,7 +235,9 @@ def measured(
             for load in LOADS:
                 depth, rounds = _rounds(subjects, load, options)
                 limit_us = TRACKING * plain_us[load.name] if plain_us else None
-                timings.append(_timing(rounds, depth, budget, limit_us))
+                timing = _timing(rounds, depth, budget, limit_us)
+                our_us, their_us = (rounded(each.cpu_us) for each in subjects[:2])
+                timings.append(replace(timing, ours_cpu_us=our_us, redis_cpu_us=their_us))
             sent = sum(each.sent for each in subjects if place.counted or each.name != OURS)
             _check_count(_count(exchange, place) - before, exchange, place, sent)
     except (BenchmarkError, OSError, EOFError, NotAReplyError) as error:
@@ -269,6 +291,7 @@ def _rounds(subjects: Sequence[Subject], load: Load, options: Options) -> tuple[
     for each in subjects:
         warm_us = each.us(load, depth, 1)
         counts[each.name] = max(1, int(MEASUREMENT_US * options.scale / warm_us)) if not each.exchange.is_last else 1
+        each.begin()
     rounds = []
     for number in range(options.rounds):
         order = subjects if number % 2 == 0 else subjects[::-1]  # alternate the order

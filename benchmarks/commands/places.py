@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
+from benchmarks import processes
 from benchmarks.commands.data import KEYS, SIZES, STATE_OF, STATES, UPSTREAM, dataset, key, numbered
 from benchmarks.commands.measure import OURS, REDIS, TWEMPROXY, Endpoint, Place, Session
 from benchmarks.proxy import end_process, start_program, start_state_servers, start_twemproxy
@@ -166,7 +167,8 @@ class Scene:
         folder.mkdir()
         _, servers = start_state_servers(stack, folder, log)
         proxy = start_program(stack, "resp_server.programs.proxy", "--log", str(log), "--port", "0", *self._users())
-        ours = Endpoint(OURS, proxy.port)
+        pids = [pid for each in (proxy, *servers) for pid in processes.serving(each.process.pid)]
+        ours = Endpoint(OURS, proxy.port, pids)
         _wait_for(ours, STATES)
         second = self._start_redis("second", stack, self.states)
         proxied = self._twemproxy("proxied", stack, self._redis, second)
@@ -179,7 +181,7 @@ class Scene:
         url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
         ours = self._serve("of_cluster", stack, "--upstream", url, "--ownership", str(self._folder / "cluster.json"))
         _wait_for(ours, OF_A_MASTER)
-        redis = Endpoint(REDIS, nodes[0].port)
+        redis = Endpoint(REDIS, nodes[0].port, [nodes[0].process.pid])
         yield CLUSTER, self._place(CLUSTER, ours, redis=redis, counted=(redis.port,))
 
     def _place(
@@ -205,9 +207,9 @@ class Scene:
         tls = ("--tls-port", str(tls_port), *self._authority.options(auth_clients="no"))
         given = (*files, "--port", str(port), *self._users(), *(tls if has_tls else ()), *options)
         server = start_program(stack, "resp_server.programs.serve", *given)
-        found = Endpoint(OURS, server.port, tls_port, self._authority.context())
+        found = Endpoint(OURS, server.port, (), tls_port, self._authority.context())
         _wait_for(found, STATES)
-        return found
+        return found._replace(pids=processes.serving(server.process.pid))
 
     def _start_redis(self, name: str, stack: ExitStack, keys: Dataset | None, *options: str) -> Endpoint:
         """Start a redis-server with these keys, which ends with the block."""
@@ -218,7 +220,7 @@ class Scene:
         tls = ("--tls-port", str(tls_port), *self._authority.options(auth_clients="no"))
         server = start_redis(folder, "--aclfile", str(folder / "users.acl"), *tls, *options)
         stack.callback(end_process, server.process)
-        endpoint = Endpoint(REDIS, server.port, tls_port, self._authority.context())
+        endpoint = Endpoint(REDIS, server.port, [server.process.pid], tls_port, self._authority.context())
         if keys is not None:
             _fill(endpoint, keys)
         return endpoint

@@ -30,6 +30,7 @@ class Timing:
         ratio: The median of each round's ratio to redis-server, with the lowest and the highest.
         depth: Requests in one write.
         limit: The ratio that the budget allows; None: there is no budget.
+        ours_cpu_us: The processor time of all processes that answer, of all rounds; None: it was not measured.
     """
 
     ours_us: float
@@ -40,6 +41,13 @@ class Timing:
     depth: int
     limit: float | None = None
     twemproxy_us: float | None = None
+    ours_cpu_us: float | None = None
+    redis_cpu_us: float | None = None
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """The processor time, as a multiple of redis-server's."""
+        return self.ours_cpu_us / self.redis_cpu_us if self.ours_cpu_us and self.redis_cpu_us else None
 
     @property
     def excess(self) -> float:

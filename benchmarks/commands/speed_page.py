@@ -46,7 +46,7 @@ def results(run: Run) -> str:
         f"[![The time of each request, sparkis / redis-server]({picture})]({picture})",
         "Open the picture itself to see the numbers of a square under the pointer.",
         "## The ten worst rows",
-        "Those that exceed their budgets most.",
+        "Those that exceed their budgets most. The processor time is that of all processes that answer, beside Redis'.",
         "\n".join(_worst(sorted(run.rows, key=lambda row: -row.excess)[:WORST])),
         "## Every command",
         "Each cell has the ratio to redis-server's time, with one connection and with 50; ✗: it exceeds its budget.",
@@ -74,17 +74,19 @@ def _spread(run: Run) -> str:
 
 
 def _worst(rows: Iterable[SpeedRow]) -> Iterator[str]:
-    yield "| | where | ratio, low-high | sparkis | redis-server | twemproxy | budget |"
-    yield "|---|---|---:|---:|---:|---:|---|"
+    yield "| | where | ratio, low-high | processor time | sparkis | redis-server | twemproxy | budget |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
     for row in rows:
         name = _name(row)
         if row.error:
-            yield f"| {name} | {row.place_and_session} | {_cell_of(row.error)} | | | | {row.budget} |"
+            yield f"| {name} | {row.place_and_session} | {_cell_of(row.error)} | | | | | {row.budget} |"
             continue
         load, worst = max(zip(LOADS, row.timings, strict=True), key=lambda pair: pair[1].excess)
         times = [_us(worst.ours_us), _us(worst.redis_us), _us(worst.twemproxy_us) if worst.twemproxy_us else ""]
         ratio = f"{_ratio(worst.ratio)}, {_ratio(worst.low)}-{_ratio(worst.high)}"
-        yield f"| {name} | {row.place_and_session}; {load.name} | {ratio} | {' | '.join(times)} | {row.budget} |"
+        cpu = _ratio(worst.cpu_ratio) if worst.cpu_ratio else ""
+        cells = (name, f"{row.place_and_session}; {load.name}", ratio, cpu, *times, row.budget)
+        yield f"| {' | '.join(cells)} |"
 
 
 def _commands(rows: Sequence[SpeedRow]) -> Iterator[str]:
