@@ -38,7 +38,7 @@ SECTIONS = {
         "resp_server/settings/event_classes.py",
         "resp_server/workers",
     ),
-    "Proxies and upstreams": ("resp_server/forwarding", "resp_server/backends", "resp_server/pipeline/batch.py"),
+    "Proxies and upstreams": ("resp_server/raw_replies", "resp_server/backends", "resp_server/pipeline/batch.py"),
     "Command lines and the start of servers": (
         "resp_server/exporter",
         "resp_server/metrics",

@@ -16,7 +16,7 @@ FUZZED = (
     *("resp_server/backends/overlay", "resp_server/backends/redis", "resp_server/backends/routing"),
     *("resp_server/backends/servers", "resp_server/backends/stores"),
     # A proxy's requests to an upstream.
-    "resp_server/forwarding",
+    "resp_server/raw_replies",
     # The path of a request.
     "resp_server/client/connection.py",
     "resp_server/client/input.py",

@@ -15,9 +15,9 @@ from resp_server.commands.info import process_stats
 from resp_server.exporter.samples import add_clients, add_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness, Source
-from resp_server.forwarding.answers import arrived
-from resp_server.forwarding.raw_replies import as_bytes, is_error
 from resp_server.metrics.process_stats import ProcessStats
+from resp_server.raw_replies.answers import await_in_task
+from resp_server.raw_replies.raw_reply import as_bytes, is_error
 from resp_server.serving.server import Server
 from state_backend.model.slots import SLOTS
 
@@ -72,6 +72,6 @@ async def _list_jobs(cluster: StateCluster, address: str) -> Sequence[Row] | Non
     """Return the rows of a server's STATE JOBS; None for a server that does not list its jobs in time."""
     with suppress(Exception):
         async with asyncio.timeout(LISTING_S_MAX):
-            reply = as_bytes((await arrived(cluster.ask(address, JOBS, is_long=True))).reply)
+            reply = as_bytes((await await_in_task(cluster.ask(address, JOBS, is_long=True))).reply)
             return None if is_error(reply) else rows_in(reply)
     return None

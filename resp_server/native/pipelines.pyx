@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The batches of the forwarder on a connection to a server: what happens with each request that is forwarded.
 
-`forwarding.pipelined_connection` has the rest, also requests that the general path sends over the same connection.
+`raw_replies.pipelined_connection` has the rest, also requests that the general path sends over the same connection.
 """
 
 from collections import deque

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from resp_server.acl.denial import Denial, denial_text
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Role
-from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (
@@ -72,7 +72,7 @@ def check_user(context: CommandContext, command: Command, request: Request) -> N
         raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
 
 
-def check_routed_user(context: CommandContext, routed: RoutedCommand, request: Request) -> None:
+def check_routed_user(context: CommandContext, routed: OverlayCommand, request: Request) -> None:
     """Raise NoPermError if the user may not run a request that the upstream may answer.
 
     Commands that the table lacks, such as those of modules, are for unrestricted users.

@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import coroutine
 
-from resp_server.forwarding.answers import Answer, Answering, Called, Wait, deliver
-from resp_server.forwarding.raw_replies import (
+from resp_server.protocol.errors import GenericError, TryAgainError
+from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
+from resp_server.raw_replies.answers import Answer, Answering, CallbackWait, Wait, run_into
+from resp_server.raw_replies.raw_reply import (
     JOINED_BYTES_MAX,
     RawReply,
     RawReplySender,
@@ -18,9 +20,7 @@ from resp_server.forwarding.raw_replies import (
     as_bytes,
     chunks_of,
 )
-from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
-from resp_server.protocol.errors import GenericError, TryAgainError
-from resp_server.protocol.replies import Pending, ReplyStream, SlicedEncoder
+from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, indexes_behind
 from resp_server.session.session import Session
 
@@ -141,9 +141,9 @@ class ReplyBatch(Pending, ReplySink):
         """Wait without a time limit: the batch's only reply is that of a blocking command."""
         self.is_blocking, self.seconds_max = True, math.inf
 
-    def earlier_replies(self) -> Called:
+    def earlier_replies(self) -> CallbackWait:
         """Wait for all replies but the last one, which is the caller's."""
-        return Called(self._call_before_last)
+        return CallbackWait(self._call_before_last)
 
     def _call_before_last(self, then: Callable[[], None]) -> None:
         if self.missing > 1:
@@ -164,7 +164,7 @@ class ReplyBatch(Pending, ReplySink):
         index = self.expect(is_suppressed)
 
         def run() -> None:
-            deliver(make(), self, index)
+            run_into(make(), self, index)
 
         self._retries[index] = run
         run()

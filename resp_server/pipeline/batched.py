@@ -6,7 +6,7 @@ together, in order. A client's next batch waits for the previous one, which boun
     CLIENT PAUSE and the backend's delays -> the backend -> else EXEC and WATCH -> else this process' own reply
 
 A request is a coroutine of the backend. It runs at once, up to the first reply that has not arrived, and is no task of
-the event loop (see `forwarding.answers`). An exception costs one client one error.
+the event loop (see `raw_replies.answers`). An exception costs one client one error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resp_server.command.policy import Role
 from resp_server.command.table import Command
-from resp_server.forwarding.answers import Answer, Called
-from resp_server.forwarding.raw_replies import as_bytes
 from resp_server.pipeline.admission import check, delayed_by_pause
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -34,6 +32,8 @@ from resp_server.pipeline.slow_requests import NEVER_NS
 from resp_server.pipeline.transactions import TransactionBackend, Transactions
 from resp_server.protocol.replies import IncompleteReply, Pending, ReplyStream, Retry, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, CallbackWait
+from resp_server.raw_replies.raw_reply import as_bytes
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class BatchedPipeline:
 
 async def resolved(context: CommandContext, pending: Pending) -> Answer:
     """Return a pending reply once it is resolved, or after its time limit an error."""
-    await Called(partial(_call_when_resolved, pending))
+    await CallbackWait(partial(_call_when_resolved, pending))
     try:
         return Answer(pending_reply(context, pending))
     except Exception as error:

@@ -13,14 +13,14 @@ from typing import Protocol
 
 from resp_server.acl.denial import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.command.policy import AnsweredBy, Role
-from resp_server.forwarding.answers import Answer, SeenEpochs, deliver, in_steps
-from resp_server.forwarding.raw_replies import Steps
 from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, SeenEpochs, run_in_steps, run_into
+from resp_server.raw_replies.raw_reply import Steps
 from resp_server.session.session import Session
 from resp_server.session.transaction import Transaction, WatchedVersion
 
@@ -123,7 +123,7 @@ class Transactions:
         index = batch.expect(session.replies_suppressed)
 
         def run() -> None:
-            deliver(self._answer(context, transaction.requests, watched, batch), batch, index)
+            run_into(self._answer(context, transaction.requests, watched, batch), batch, index)
 
         is_checked = session.can_be_forwarded and session.tracking_state is None and not watched
         is_checked = is_checked and transaction.size_bytes <= FORWARDED_BYTES_MAX
@@ -144,7 +144,7 @@ class Transactions:
             await batch.earlier_replies()  # they must not be from a later epoch
             await run.prepare()
             try:
-                await in_steps(self._before(session, requests, keys, uncached), self._server.clients.defer)
+                await run_in_steps(self._before(session, requests, keys, uncached), self._server.clients.defer)
             except ExecAbortError:
                 raise
             except ReplyError as error:  # keys may have got other owners since they were queued

@@ -10,9 +10,9 @@ import hiredis
 
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.key_patterns_found import FoundKey
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.errors import SparkisError
 

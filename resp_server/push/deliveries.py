@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from resp_server.forwarding.reply_sinks import Defer
 from resp_server.limits import STEP_NS_MAX
+from resp_server.raw_replies.reply_sinks import Defer
 
 
 class _Delivery(NamedTuple):

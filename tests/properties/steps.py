@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from resp_server.forwarding.raw_replies import Result, Steps
+from resp_server.raw_replies.raw_reply import Result, Steps
 
 
 def result_of(found: Result | Steps[Result]) -> Result:

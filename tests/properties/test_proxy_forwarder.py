@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 
 from compat.conformance.generators import examples
 from resp_server.backends.redis.connection import UpstreamRequest
-from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
+from resp_server.backends.routing.key_matcher import KeyMatcher, KeyOwner, OwnedFormat
 from resp_server.backends.routing.result_cache import read_of
 from resp_server.backends.routing.route import Destination
 from resp_server.backends.routing.router import GetkeysCache, RoutingTable, route_of
 from resp_server.backends.routing.rules import Owner, Rule
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
-from resp_server.backends.servers.command_routes import CommandRoutes, ForwardedCommand
+from resp_server.backends.servers.command_routes import CommandRoutes, StateForwardSpec
 from resp_server.backends.servers.native import forwarder
 from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
+from resp_server.command.overlay_commands import OverlayCommands
 from resp_server.command.policy import Joined, Role
-from resp_server.command.routed_commands import RoutedCommands
 from resp_server.commands import command_table
-from resp_server.forwarding.pipelined_connection import PipelineFields
-from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_sinks import UnansweredError
-from resp_server.forwarding.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.push.tracking_table import TrackingTable
+from resp_server.raw_replies.pipelined_connection import PipelineFields
+from resp_server.raw_replies.raw_reply import as_bytes
+from resp_server.raw_replies.reply_sinks import UnansweredError
+from resp_server.raw_replies.reply_splitter import ReplySplitter, items_of, pack
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.tracking import TrackingState
 from state_backend.model.descriptor import KeyFormat
@@ -128,7 +128,7 @@ class ForwarderSink:
 class Scene:
     """A forwarder to two servers, each with half of the slots."""
 
-    def __init__(self, commands: Sequence[ForwardedCommand] = ()) -> None:
+    def __init__(self, commands: Sequence[StateForwardSpec] = ()) -> None:
         self.connections = [ServerConnection(), ServerConnection()]
         self.sent: list[ServerRequest] = []
         self.connected: list[int] = []  # the versions of the protocol in which connections were missing
@@ -165,7 +165,7 @@ class Scene:
         self.forwarder = forwarder.Forwarder(
             self.cluster,
             SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking, clock=lambda: 7),
-            commands or [ForwardedCommand(*row, self.tallies[row[0]]) for row in rows],
+            commands or [StateForwardSpec(*row, self.tallies[row[0]]) for row in rows],
         )
 
         self.upstream = ServerConnection()
@@ -173,7 +173,7 @@ class Scene:
 
     def use_upstream(
         self,
-        patterns: Mapping[int, Sequence[ForwardedKeys]],
+        patterns: Mapping[int, Sequence[KeyOwner]],
         connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
         rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, int, CommandStats]] = (),
@@ -385,7 +385,7 @@ def test_reply_to_request_before_flush_is_followed_by_invalidation() -> None:
 @pytest.mark.parametrize(("mode", "word"), [("is_optin", b"YES"), ("is_optout", b"NO")])
 def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> None:
     scene, sink = Scene(), ForwarderSink()
-    scene.use_upstream({0: [ForwardedKeys(b"j:*", Owner.STATE)]})
+    scene.use_upstream({0: [KeyOwner(b"j:*", Owner.STATE)]})
     state, caching = tracking_client(scene, mode), pack((b"CLIENT", b"CACHING", word))
     sent = [
         caching,
@@ -457,7 +457,7 @@ def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
         [Rule(text, KeyFormat.parse(text), owner, database=number) for text, owner, number in rules],
     )
     scene = Scene()
-    scene.use_upstream(owners.forwarded_by_database)
+    scene.use_upstream(owners.key_owners)
 
     def side_of(words: tuple[bytes, ...]) -> str:
         keys = words[1:2] if words[0] in (b"GET", b"SET") else words[1:]
@@ -489,7 +489,7 @@ def test_other_database_without_upstream_takes_general_path() -> None:
 def test_requests_before_owners_are_known_take_general_path() -> None:
     scene = Scene()
     scene.use_upstream({})
-    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])
+    scene.forwarder.set_patterns({}, [KeyOwner(b"*", None)])
     assert [scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [
         0,
         0,
@@ -499,7 +499,7 @@ def test_requests_before_owners_are_known_take_general_path() -> None:
 
 def test_the_first_pattern_of_a_key_decides() -> None:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"a:b", None), ForwardedKeys(b"a:*", Owner.STATE)]})
+    scene.use_upstream({0: [KeyOwner(b"a:b", None), KeyOwner(b"a:*", Owner.STATE)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
         assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", key)), 2) == size
     assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
@@ -534,7 +534,7 @@ def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], h
         read_of((b"MGET", b"c:1", b"c:2"), 0, 2): b"*2\r\n$3\r\none\r\n$-1\r\n",
         read_of((b"GET", b"c:1"), 1, 2): b"$6\r\nin one\r\n",
     }
-    of_each = [ForwardedKeys(b"j:*", Owner.STATE), ForwardedKeys(b"c:*", Owner.UPSTREAM, is_cached=True)]
+    of_each = [KeyOwner(b"j:*", Owner.STATE), KeyOwner(b"c:*", Owner.UPSTREAM, is_cached=True)]
     patterns = dict.fromkeys(range(3), of_each)
     cache = SimpleNamespace(get=cached.get, hits=0)
     scene.use_upstream(patterns, cache=cache if has_cache else None)
@@ -563,7 +563,7 @@ def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], h
 
 def test_mget_of_state_keys_in_other_database_is_forwarded() -> None:
     scene, sink = Scene(), ForwarderSink()
-    scene.use_upstream({0: [ForwardedKeys(b"*", Owner.UPSTREAM)]})
+    scene.use_upstream({0: [KeyOwner(b"*", Owner.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
     assert scene.forwarder.forward(sink, data, 2, is_of_states=True) == len(data)
     assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
@@ -585,7 +585,7 @@ def is_forwarded(transaction: Sequence[tuple[bytes, ...]]) -> bool:
 
 def with_patterns() -> Scene:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"j:*", Owner.STATE), ForwardedKeys(b"s:*", None)]})
+    scene.use_upstream({0: [KeyOwner(b"j:*", Owner.STATE), KeyOwner(b"s:*", None)]})
     return scene
 
 
@@ -937,10 +937,10 @@ def test_keys_of_request_are_at_positions_of_its_row(line: tuple[bytes, ...], is
 
 def test_keyless_write_takes_general_path() -> None:
     scene = Scene()
-    scene.use_upstream({0: [ForwardedKeys(b"c:*", Owner.UPSTREAM, is_cached=True)]})
+    scene.use_upstream({0: [KeyOwner(b"c:*", Owner.UPSTREAM, is_cached=True)]})
     for line in ((b"EVAL", b"return 1", b"0"), (b"PUBLISH", b"c", b"m")):
         assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == 0
-    scene.forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])  # the owners are not known
+    scene.forwarder.set_patterns({}, [KeyOwner(b"*", None)])  # the owners are not known
     assert scene.forwarder.forward(ForwarderSink(), pack((b"EVAL", b"return 1", b"0")), 2) == 0
 
 
@@ -955,10 +955,10 @@ any_request = st.tuples(
 
 @cache
 def with_all_commands() -> tuple[Scene, RoutingTable]:
-    owners, commands = KeyMatcher([OwnedFormat("j:<x>", "job:state")]), RoutedCommands(TABLE)
-    scene = Scene(CommandRoutes(TABLE, Stats()).forwarded())
-    rows = [(*each, CommandStats()) for each in commands.forwardable_commands()]
-    scene.use_upstream(owners.forwarded_by_database, rows=rows)
+    owners, commands = KeyMatcher([OwnedFormat("j:<x>", "job:state")]), OverlayCommands(TABLE)
+    scene = Scene(CommandRoutes(TABLE, Stats()).state_forward_specs())
+    rows = [(*each, CommandStats()) for each in commands.upstream_forward_specs()]
+    scene.use_upstream(owners.key_owners, rows=rows)
     return scene, RoutingTable(commands, owners, True, GetkeysCache(), 0)
 
 

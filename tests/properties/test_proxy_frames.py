@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compat.conformance.wire import replies_in
 from resp_server import native
-from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
+from resp_server.raw_replies.reply_splitter import ReplySplitter, items_of
 from tests.properties.steps import result_of
 
 MANY_BYTES = 1 << 20

@@ -13,8 +13,8 @@ from resp_server.backends.servers.request_split import scan_reply_up_to_slot, sp
 from resp_server.backends.servers.slot_map import SlotMap, runs_of
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.forwarding.reply_splitter import ReplySplitter, items_of
 from resp_server.protocol.replies import ReplySet, encode
+from resp_server.raw_replies.reply_splitter import ReplySplitter, items_of
 from state_backend.model.slots import SLOTS, hash_position, slot_of
 from tests.properties.steps import result_of
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.examples import examples
 from compat.fuzz.targets import NOW_MS, STATES
-from resp_server.backends.routing.key_matcher import ForwardedKeys
+from resp_server.backends.routing.key_matcher import KeyOwner
 from resp_server.backends.routing.rules import Owner
 from resp_server.backends.servers.native import forwarder, stored_reads
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.compiled
 
 # Of the keys that a store has, some are the upstream's by a rule, and some depend on the request.
 SOME_FORWARDED = [
-    ForwardedKeys(b"j:v:1", Owner.UPSTREAM),
-    ForwardedKeys(b"j:m:l*", None),
-    ForwardedKeys(b"j:*", Owner.STATE),
+    KeyOwner(b"j:v:1", Owner.UPSTREAM),
+    KeyOwner(b"j:m:l*", None),
+    KeyOwner(b"j:*", Owner.STATE),
 ]
 OF_UPSTREAM = (b"j:v:1", b"j:m:large")
 # Commands without keys that any process of a server answers alike, and those that the proxy answers itself.
@@ -46,7 +46,7 @@ OF_PROXY = (b"TIME", b"DBSIZE", b"SCAN", b"KEYS", b"XLEN")
 class Scene:
     """A state server with a store, and a proxy's reads of the same store."""
 
-    def __init__(self, store: LmdbStore, forwarded: list[ForwardedKeys]) -> None:
+    def __init__(self, store: LmdbStore, forwarded: list[KeyOwner]) -> None:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
         apply(store, 0)
@@ -94,7 +94,7 @@ class Scene:
         return [key for key, _ in keys_of(self.server.context.table.find(words).facts, words) or ()]
 
 
-def run(test: Any, forwarded: list[ForwardedKeys] = SOME_FORWARDED) -> None:
+def run(test: Any, forwarded: list[KeyOwner] = SOME_FORWARDED) -> None:
     async def with_scene() -> None:
         with TemporaryDirectory() as folder:
             store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
@@ -149,7 +149,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
             replies, left = scene.ask(data, protocol)
             assert (left, replies) == (0, scene.ask_server(data, protocol)), words
 
-    run(test, [ForwardedKeys(b"j:*", Owner.STATE)])
+    run(test, [KeyOwner(b"j:*", Owner.STATE)])
 
 
 def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:

@@ -186,11 +186,11 @@ GUARDS = {
     "client/turn_scheduler.py:TurnScheduler._step",
     "client/round.py:Round.answer",
     "pipeline/context.py:ServerContext.attempt",
-    "forwarding/answers.py:_Run.resume",
-    "forwarding/answers.py:Called._end",
+    "raw_replies/answers.py:_Run.resume",
+    "raw_replies/answers.py:CallbackWait._end",
     "pipeline/batch.py:ReplyBatch.put",
     "pipeline/batched.py:_call_when_resolved.<locals>.end",
-    "forwarding/pipelined_connection.py:PipelinedConnection.flush",
+    "raw_replies/pipelined_connection.py:PipelinedConnection.flush",
 }
 
 

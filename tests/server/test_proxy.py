@@ -29,8 +29,8 @@ from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
 

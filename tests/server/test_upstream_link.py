@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.backends.redis.link import UpstreamProtocol
-from resp_server.forwarding.pipelined_connection import PipelinedConnection
+from resp_server.raw_replies.pipelined_connection import PipelinedConnection
 from tests.server.faults import Scene
 
 

@@ -16,8 +16,8 @@ from functools import partial
 from resp_server.backends.redis.key_changes import KeyChanges
 from resp_server.backends.routing.result_cache import CachedRead, ResultCache, Write
 from resp_server.backends.routing.route import Route
-from resp_server.forwarding.answers import Answer, Answering, Called
-from resp_server.forwarding.raw_replies import is_error
+from resp_server.raw_replies.answers import Answer, Answering, CallbackWait
+from resp_server.raw_replies.raw_reply import is_error
 from resp_server.session.session import Session
 
 
@@ -74,7 +74,7 @@ class CachedReads:
         end_read = self._reading.begin(session.id, route.changed or None)
         try:
             answer = await answering
-            await Called(self._changes.fence)
+            await CallbackWait(self._changes.fence)
             return answer
         finally:
             end_read()

@@ -18,10 +18,10 @@ from resp_server.backends.servers.request_split import within
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
-from resp_server.forwarding.answers import SeenEpochs, deliver
-from resp_server.forwarding.reply_sinks import Defer, ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import SeenEpochs, run_into
+from resp_server.raw_replies.reply_sinks import Defer, ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.account import Account
 from resp_server.session.session import Session
 
@@ -108,4 +108,4 @@ class ClientBackends:
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)
         query = KeyspaceQuery(self._clusters, request, session.protocol, self._seen, readable)
-        deliver(query.answer(), sink, index)
+        run_into(query.answer(), sink, index)

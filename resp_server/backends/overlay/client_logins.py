@@ -12,13 +12,13 @@ from resp_server.backends.overlay.subscriptions import OverlaySubscriptions
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.forwarding.answers import Answer
-from resp_server.forwarding.raw_replies import is_error
 from resp_server.pipeline.admission import check
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.immediate import ImmediateBackend, ImmediatePipeline
 from resp_server.protocol.errors import GenericError
+from resp_server.raw_replies.answers import Answer
+from resp_server.raw_replies.raw_reply import is_error
 from resp_server.session.session import Session
 
 NOT_WHILE_WATCHING = "another database cannot be selected between WATCH and EXEC"

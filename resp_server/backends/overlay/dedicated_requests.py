@@ -9,11 +9,11 @@ from resp_server.backends.redis.dedicated_connection import DISCARD, DedicatedCo
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.tracking import caching_before
-from resp_server.command.routed_commands import RoutedCommand
-from resp_server.forwarding.answers import Answer, Called, ReplyFuture, ask, deliver
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, CallbackWait, ReplyFuture, ask, run_into
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 
 UNBLOCK_REASONS = (b"TIMEOUT", b"ERROR")
@@ -26,7 +26,7 @@ class DedicatedRequests:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
 
-    async def block(self, routed: RoutedCommand, request: Request, session: Session) -> Answer:
+    async def block(self, routed: OverlayCommand, request: Request, session: Session) -> Answer:
         """Answer a blocking command, the only one of its batch; GenericError if too many clients have connections."""
         future, caching = ReplyFuture(), caching_before(session.tracking_state)
         upstream = self._logins.of(session.id).of(session.db)
@@ -83,13 +83,13 @@ class DedicatedRequests:
             return False
         index = batch.expect(session.replies_suppressed)
         for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
-            deliver(_unblocked(request, session, pool, own), DISCARD if number else batch, index)
+            run_into(_unblocked(request, session, pool, own), DISCARD if number else batch, index)
         return True
 
 
 async def _unblocked(request: Request, session: Session, pool: UpstreamPool, own: DedicatedConnection) -> Answer:
     """Return the upstream's reply to CLIENT UNBLOCK, which is sent once the id of the blocked connection is known."""
-    await Called(lambda then: own.with_upstream_id(lambda upstream_id: then()))
+    await CallbackWait(lambda then: own.with_upstream_id(lambda upstream_id: then()))
     if own.upstream_id is None:
         return Answer(NOT_BLOCKED)
     packed = pack((*request[:2], b"%d" % own.upstream_id, *request[3:]))

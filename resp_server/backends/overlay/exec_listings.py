@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from resp_server.backends.overlay.keyspace import KeyspaceBackends
-from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_sinks import ReplySink
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, ask, run_into
+from resp_server.raw_replies.raw_reply import RawReply
+from resp_server.raw_replies.reply_sinks import ReplySink
 
 
 class QueuedBackends:
@@ -33,13 +33,13 @@ class QueuedBackends:
     def to_node(self, node: int, request: Request, sink: ReplySink, index: int) -> None:
         """Queue a read of the upstream."""
         if self.node_count > 1:
-            deliver(self._after_exec(partial(self._backends.to_node, node, request)), sink, index)
+            run_into(self._after_exec(partial(self._backends.to_node, node, request)), sink, index)
         else:
             self._queued.append((sink, index, self._queue(request)))
 
     def to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to the state servers after the EXEC is answered."""
-        deliver(self._after_exec(partial(self._backends.to_states, request)), sink, index)
+        run_into(self._after_exec(partial(self._backends.to_states, request)), sink, index)
 
     async def _after_exec(self, send: Callable[[ReplySink, int], None]) -> Answer:
         exec_answered = ReplyFuture()

@@ -10,8 +10,8 @@ from resp_server.backends.overlay.preferred_reads import ABSENT
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.route import Destination, Route
 from resp_server.backends.servers.request_split import merge_parts
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, result_of
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, result_of
 
 # The backends.
 UPSTREAM, STATES = 0, 1

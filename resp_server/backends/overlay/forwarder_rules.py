@@ -10,7 +10,7 @@ from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
 from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection
 from resp_server.backends.redis.logins import Logins
-from resp_server.backends.routing.key_matcher import ForwardedKeys
+from resp_server.backends.routing.key_matcher import KeyOwner
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import ResultCache
 from resp_server.backends.routing.router import Router
@@ -50,7 +50,7 @@ class ForwarderRules:
         """Have the forwarder forward the commands that may be forwarded to the upstream."""
         if self._forwarder is None:
             return
-        plain = self._router.commands.forwardable_commands()
+        plain = self._router.commands.upstream_forward_specs()
         rows = [
             (*each, self._stats.command_stats(each.name))
             for each in plain
@@ -63,9 +63,9 @@ class ForwarderRules:
         if self._forwarder is None:
             return
         if self._ownership.is_known:
-            self._forwarder.set_patterns(self._ownership.matcher.forwarded_by_database)
+            self._forwarder.set_patterns(self._ownership.matcher.key_owners)
         else:
-            self._forwarder.set_patterns({}, [ForwardedKeys(b"*", None)])
+            self._forwarder.set_patterns({}, [KeyOwner(b"*", None)])
 
     def hold_requests(self, is_held: bool, are_publishing_held: bool) -> None:
         """Have the forwarder leave the upstream's requests to the general path while these wait for a subscription.

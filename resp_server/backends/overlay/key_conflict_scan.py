@@ -16,11 +16,11 @@ from typing import Protocol
 
 from resp_server.backends.routing.key_patterns import glob_of
 from resp_server.backends.routing.ownership import EXAMPLES_MAX, NewFormat, Ownership
-from resp_server.forwarding.answers import Called, ask, in_background, in_steps
-from resp_server.forwarding.raw_replies import as_bytes, is_error, text_of
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
-from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.protocol.errors import internal_error
+from resp_server.raw_replies.answers import CallbackWait, ask, in_background, run_in_steps
+from resp_server.raw_replies.raw_reply import as_bytes, is_error, text_of
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.raw_replies.reply_splitter import items_of, pack
 from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")
@@ -93,7 +93,7 @@ class KeyConflictScans:
             logger.info(
                 "the search of the upstream for keys %s failed, and is repeated: %s", self._queue[0].text, error
             )
-            await Called(self._call_later)
+            await CallbackWait(self._call_later)
 
     def _call_later(self, then: Callable[[], None]) -> None:
         self._retry = asyncio.get_running_loop().call_later(RETRY_S, then)
@@ -120,5 +120,5 @@ class KeyConflictScans:
         reply = (await ask(partial(self._nodes.send_to_node, node, 0, 2, packed))).reply
         if is_error(reply):
             raise SearchError(as_bytes(reply)[1:200].decode("utf-8", "replace").strip())
-        following, keys = await in_steps(items_of(reply), self._defer)
-        return text_of(following), [text_of(key) for key in await in_steps(items_of(keys), self._defer)]
+        following, keys = await run_in_steps(items_of(reply), self._defer)
+        return text_of(following), [text_of(key) for key in await run_in_steps(items_of(keys), self._defer)]

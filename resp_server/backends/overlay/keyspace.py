@@ -19,20 +19,20 @@ from resp_server.backends.servers.field_names import NO_RULES, FieldRules, may_m
 from resp_server.backends.servers.request_split import NO_KEY
 from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
-from resp_server.forwarding.answers import Answer, Replies, ReplyFuture, ask, deliver, in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
-from resp_server.forwarding.reply_sinks import (
+from resp_server.protocol.errors import GenericError, TryAgainError
+from resp_server.protocol.glob import matcher
+from resp_server.protocol.replies import encode
+from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, Replies, ReplyFuture, ask, run_in_steps, run_into
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, raw_reply_of, text_of
+from resp_server.raw_replies.reply_sinks import (
     MALFORMED_REPLY_ERRORS,
     Defer,
     ReplySink,
     malformed_reply,
     merge_or_error,
 )
-from resp_server.forwarding.reply_splitter import items_of, sum_of_replies
-from resp_server.protocol.errors import GenericError, TryAgainError
-from resp_server.protocol.glob import matcher
-from resp_server.protocol.replies import encode
-from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.reply_splitter import items_of, sum_of_replies
 
 # Random keys of each backend: several, because some may be copies of the other backend's keys (guess).
 UPSTREAM_DRAWS, STATES_DRAWS = 16, 4
@@ -137,12 +137,14 @@ async def scan(backends: KeyspaceBackends, keys: KeyFilter, request: Request, po
         page = await ask(partial(backends.to_node, position.node, request))
     if is_error(page.reply):
         return page
-    following, found = await in_steps(_following_and_keys(position, page.reply, backends.node_count), backends.defer)
+    following, found = await run_in_steps(
+        _following_and_keys(position, page.reply, backends.node_count), backends.defer
+    )
     if position.node is None:
         names = await listed_names(listing, Answer(found, page.epochs), backends.to_owner, backends.defer)
     else:
         filtering = merge_or_error(lambda pages: visible_keys(pages, [keys.of_upstream]), [found])
-        names = Answer(found if is_error(found) else await in_steps(filtering, backends.defer), page.epochs)
+        names = Answer(found if is_error(found) else await run_in_steps(filtering, backends.defer), page.epochs)
     if is_error(names.reply):
         return names
     return Answer(raw_reply_of([b"*2\r\n", following, names.reply]), names.epochs)
@@ -191,10 +193,10 @@ async def query_both(backends: KeyspaceBackends, keys: KeyFilter, role: Role | N
         replies.ask(partial(backends.to_node, node, request))
     if role is Role.DBSIZE:
         replies.ask(partial(backends.to_states, request))
-        return await replies.merged(sum_of_replies, backends.defer)
-    deliver(_state_names(backends, keys.state_listing(request)), replies, replies.expect())
+        return await replies.merge(sum_of_replies, backends.defer)
+    run_into(_state_names(backends, keys.state_listing(request)), replies, replies.expect())
     filters = [*[keys.of_upstream] * count, lambda name: True]
-    return await replies.merged(lambda found: visible_keys(found, filters, keys.has_common), backends.defer)
+    return await replies.merge(lambda found: visible_keys(found, filters, keys.has_common), backends.defer)
 
 
 async def _state_names(backends: KeyspaceBackends, listing: StateListing) -> Answer:
@@ -212,7 +214,7 @@ async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
             replies.ask(partial(backends.to_node, node, request))
     replies.ask(partial(backends.to_states, DBSIZE))
     for _ in range(STATES_DRAWS):
-        deliver(_state_names(backends, listing), replies, replies.expect())
+        run_into(_state_names(backends, listing), replies, replies.expect())
 
     def choose(replies: Sequence[RawReply]) -> Steps[RawReply]:
         each_reply, candidates, weights, is_hidden = iter(replies), [], [], False
@@ -239,4 +241,4 @@ async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
             return b"-%b\r\n" % error.line
         return replies[1]
 
-    return await replies.merged(choose, backends.defer)
+    return await replies.merge(choose, backends.defer)

@@ -18,9 +18,9 @@ from resp_server.backends.routing.key_aliases import exists_request
 from resp_server.backends.routing.key_matcher import KeyMatcher
 from resp_server.backends.routing.key_patterns import may_share_keys
 from resp_server.backends.routing.rules import Owner, Rule, Rules
-from resp_server.forwarding.answers import ReplyFuture, all_of, in_background
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import ReplyFuture, all_of, in_background
 from state_backend.model.descriptor import KeyFormat
 
 logger = logging.getLogger("sparkis.proxy")

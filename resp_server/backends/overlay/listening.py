@@ -20,8 +20,8 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination
 from resp_server.backends.routing.router import Router
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Role, Verb
-from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
@@ -77,7 +77,7 @@ class Listening:
         return upstream.message_pool
 
     async def confirmed(
-        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+        self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
     ) -> ReplyBatch | None:
         """Have the upstream confirm a command; return the batch for the proxy's reply, or None after a refusal."""
         session = context.session
@@ -99,12 +99,12 @@ class Listening:
             return OwnRequests(subscriptions.is_without_tracking)
         return None
 
-    def keep_order(self, context: CommandContext, routed: RoutedCommand, request: Request) -> None:
+    def keep_order(self, context: CommandContext, routed: OverlayCommand, request: Request) -> None:
         """Have other clients' requests wait for a command that itself waits for its client's next batch."""
         if self._needs_confirmation(context, routed, request):
             self.subscriptions.keep_order(routed.name, request, context.session)
 
-    def _needs_confirmation(self, context: CommandContext, routed: RoutedCommand, request: Request) -> bool:
+    def _needs_confirmation(self, context: CommandContext, routed: OverlayCommand, request: Request) -> bool:
         """Return whether the upstream has to confirm a command that `listens`; ReplyError if it is refused."""
         command = routed.command
         assert command is not None

@@ -18,14 +18,14 @@ from resp_server.backends.routing.long_arguments import without_long_arguments
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Route
 from resp_server.backends.servers.long_requests import CHUNK_KEYS, answer_in_chunks
 from resp_server.backends.servers.request_split import merge_parts
-from resp_server.command.routed_commands import RoutedCommand
-from resp_server.forwarding.answers import Answer, ask, in_steps, joined, started
-from resp_server.forwarding.raw_replies import RawReply, Steps
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX, request_chunks, too_long
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
+from resp_server.raw_replies.answers import Answer, ask, merge_answers, run_in_steps, start
+from resp_server.raw_replies.raw_reply import RawReply, Steps
 from resp_server.session.session import Session
 
 # The parts of a read with keys of both backends.
@@ -41,7 +41,7 @@ def is_long(request: Request) -> bool:
     return type(request) is LongRequest
 
 
-def chunks_of(routed: RoutedCommand, request: LongRequest) -> Iterator[Request]:
+def chunks_of(routed: OverlayCommand, request: LongRequest) -> Iterator[Request]:
     """Split a request, without its long words, into requests of the same command, to check their keys."""
     facts = routed.facts
     short = without_long_arguments(request, request.long_at) if request.long_at else request
@@ -63,7 +63,7 @@ class LongRequests:
         untrack(request)
         while True:
             owners = self._sender.owners.matcher
-            route = await in_steps(self._decided(context, request), self._defer)
+            route = await run_in_steps(self._decided(context, request), self._defer)
             if owners is self._sender.owners.matcher:
                 return route
 
@@ -80,7 +80,7 @@ class LongRequests:
             return self._sender.router.route(request, session.next_db)
         return route
 
-    def check_rights(self, context: CommandContext, routed: RoutedCommand, request: LongRequest) -> Steps[None]:
+    def check_rights(self, context: CommandContext, routed: OverlayCommand, request: LongRequest) -> Steps[None]:
         """Raise NoPermError if the user may not run a request."""
         if not context.session.user.is_unrestricted:
             for chunk in chunks_of(routed, request):
@@ -95,7 +95,7 @@ class LongRequests:
         assert command is not None  # only commands of Redis are split
         split = command.policy.split
         assert split is not None
-        requests, places = await in_steps(_split(route, request), self._defer)
+        requests, places = await run_in_steps(_split(route, request), self._defer)
         futures = []
         if places[UPSTREAM_PART]:
             upstream, of_upstream = self._sender.upstream_of(session), requests[UPSTREAM_PART]
@@ -103,12 +103,12 @@ class LongRequests:
             futures.append(ask(sent))
         others = request_chunks(command, split, requests[OTHERS_PART], CHUNK_KEYS)
         send_chunk = partial(self._send_chunk, session)
-        futures.append(started(answer_in_chunks(others, send_chunk, split, session.protocol, BATCH_BYTES_MAX)))
+        futures.append(start(answer_in_chunks(others, send_chunk, split, session.protocol, BATCH_BYTES_MAX)))
 
         def merge(replies: Sequence[RawReply]) -> RawReply | Steps[RawReply]:
             return merge_parts(route.routed.policy, replies, places[-len(replies) :])
 
-        return await joined(futures, merge, self._defer)
+        return await merge_answers(futures, merge, self._defer)
 
     def _send_chunk(self, session: Session, chunk: Request) -> ReplyBatch:
         route = self._sender.router.route(chunk, session.db)

@@ -36,11 +36,10 @@ from resp_server.backends.routing.upstream_settings import not_passed_on
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import AnsweredBy, Role
-from resp_server.command.routed_commands import RoutedCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
-from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
 from resp_server.pipeline.batched import Unsent
@@ -51,6 +50,7 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import SeenEpochs
 from resp_server.session.session import Session
 from state_backend import VERSION
 
@@ -361,7 +361,7 @@ class OverlayBackend:
         return is_complete and is_long(request) and session.user.is_unrestricted
 
     async def _answer_local(
-        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+        self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
     ) -> ReplyBatch | None:
         """End at the upstream what RESET, DISCARD, EXEC, UNWATCH or CLIENT UNBLOCK end here; confirm subscriptions.
 
@@ -386,7 +386,7 @@ class OverlayBackend:
         return batch
 
     def _answer_history(
-        self, context: CommandContext, routed: RoutedCommand, request: Request, batch: ReplyBatch
+        self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
     ) -> bool:
         """Request the history of a state's key from its server; GenericError for a key that is not a state's.
 

@@ -19,26 +19,26 @@ from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
 from resp_server.backends.routing.route import Destination, Route
+from resp_server.command.overlay_commands import OverlayCommand, Routing
 from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
-from resp_server.command.routed_commands import RoutedCommand, Routing
-from resp_server.forwarding.answers import (
+from resp_server.pipeline.exec_runner import NOTHING_RUN
+from resp_server.pipeline.transactions import BackendExec, Watched
+from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
+from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import (
     Answer,
     ReplyFuture,
     SeenEpochs,
     Turns,
     all_of,
-    in_steps,
-    started,
+    run_in_steps,
+    start,
 )
-from resp_server.forwarding.packing import pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
-from resp_server.forwarding.reply_splitter import items_of, pack
-from resp_server.pipeline.exec_runner import NOTHING_RUN
-from resp_server.pipeline.transactions import BackendExec, Watched
-from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
-from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.packing import pack_in_steps
+from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, raw_reply_of
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.raw_replies.reply_splitter import items_of, pack
 from resp_server.session.epoch_feed import Epochs, latest, union_of
 from resp_server.session.session import Session
 
@@ -117,7 +117,7 @@ class OverlayPlan:
 
     async def _route_of_long(self, request: LongRequest) -> Route | None:
         router = self._sender.router
-        route = await in_steps(router.route_in_steps(request, self.database), self._sender.defer)
+        route = await run_in_steps(router.route_in_steps(request, self.database), self._sender.defer)
         if route is not None and route.is_in_chunks:  # it was short enough to be queued
             return router.route(request, self.database)
         return route
@@ -156,9 +156,9 @@ class OverlayPlan:
             case never:
                 assert_never(never)
 
-    async def _add_for_upstream(self, routed: RoutedCommand, request: Request) -> None:
+    async def _add_for_upstream(self, routed: OverlayCommand, request: Request) -> None:
         is_long = type(request) is LongRequest
-        packed = await in_steps(pack_in_steps(request), self._sender.defer) if is_long else pack(request)
+        packed = await run_in_steps(pack_in_steps(request), self._sender.defer) if is_long else pack(request)
         self._upstream.add(routed, request, packed)
 
     def _add_for_states(self, request: Request) -> SinglePlace:
@@ -198,7 +198,7 @@ class OverlayPlan:
         self.database = number
         return OK
 
-    async def _add_listing(self, routed: RoutedCommand, request: Request) -> RawReply:
+    async def _add_listing(self, routed: OverlayCommand, request: Request) -> RawReply:
         """Add a command about all keys; return its error reply, such as for an invalid cursor, or nothing yet."""
         sender, database, backends = self._sender, self.database, list[QueuedBackends]()
 
@@ -214,7 +214,7 @@ class OverlayPlan:
         self.needs_states |= sender.has_states(database)
         try:
             query = sender.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
-            reply = started(query())
+            reply = start(query())
             if reply.has_failed:
                 await reply
         except ExecAbortError:
@@ -252,7 +252,7 @@ class OverlayExec(BackendExec):
         """Check whether the upstream has the databases that queued SELECTs name."""
         databases = self._sender.databases_of(self._session)
         unchecked = _unchecked_databases(self._requests, databases, self._session)
-        for number in await in_steps(unchecked, self._sender.defer):
+        for number in await run_in_steps(unchecked, self._sender.defer):
             try:
                 await databases.open(number)
             except ReplyError as error:
@@ -306,8 +306,8 @@ class OverlayExec(BackendExec):
             return self._states_answer
         defer = self._sender.defer
         try:
-            of_upstream = await in_steps(items_of(upstream_reply), defer)
-            of_states = await in_steps(items_of(self._states_answer.reply), defer)
+            of_upstream = await run_in_steps(items_of(upstream_reply), defer)
+            of_states = await run_in_steps(items_of(self._states_answer.reply), defer)
         except MALFORMED_REPLY_ERRORS as error:
             return Answer(malformed_reply(error))
         epochs = self._states_answer.epochs
@@ -319,7 +319,7 @@ class OverlayExec(BackendExec):
             plan.places[listing.place] = answer.reply
             epochs = union_of(epochs, answer.epochs)
         try:
-            reply = await in_steps(_joined(plan.places, of_upstream, of_states), defer)
+            reply = await run_in_steps(_joined(plan.places, of_upstream, of_states), defer)
         except MALFORMED_REPLY_ERRORS as error:
             reply = malformed_reply(error)
         return Answer(reply, epochs)

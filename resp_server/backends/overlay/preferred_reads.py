@@ -13,11 +13,11 @@ from typing import NamedTuple
 from resp_server.backends.routing.key_aliases import StateRead
 from resp_server.backends.routing.route import Route
 from resp_server.backends.servers.request_split import merge_parts
-from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, all_of, ask, deliver
-from resp_server.forwarding.raw_replies import is_error
-from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, Replies, SeenEpochs, all_of, ask, run_into
+from resp_server.raw_replies.raw_reply import is_error
+from resp_server.raw_replies.reply_sinks import Defer, ReplySink
 from resp_server.session.epoch_feed import ReplyEpochs
 
 ABSENT = b":0\r\n"
@@ -86,13 +86,13 @@ async def split_read(
     if route.state_keys:
         replies.ask(partial(to_owners, _part(request, route.state_keys)))
     for at, read in route.preferred.items():
-        deliver(preferred_read(senders, (request[0], request[at]), read), replies, replies.expect())
+        run_into(preferred_read(senders, (request[0], request[at]), read), replies, replies.expect())
     for field in route.fields.values():
         replies.ask(partial(senders.to_states, field[1], field))
     groups = [of_upstream, route.state_keys, *([at] for at in (*route.preferred, *route.fields))]
     places = [[at - 1 for at in group] for group in groups if group]
 
-    return await replies.merged(lambda found: merge_parts(route.routed.policy, found, places), senders.defer)
+    return await replies.merge(lambda found: merge_parts(route.routed.policy, found, places), senders.defer)
 
 
 def _part(request: Request, positions: Sequence[int]) -> Request:

@@ -26,18 +26,18 @@ from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.request_split import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Role
-from resp_server.command.routed_commands import RoutedCommand
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, deliver
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, run_into
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 
@@ -155,7 +155,7 @@ class RouteSender:
             )
 
     async def _upstream_answer(
-        self, routed: RoutedCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
+        self, routed: OverlayCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
     ) -> Answer:
         future, caching = ReplyFuture(), caching_before(session.tracking_state)
         batch.is_last |= upstream.send_request(
@@ -172,7 +172,7 @@ class RouteSender:
             and not self._dedicated.has_own(session.id, self.upstream_of(session).pools)
         )
 
-    def _senders(self, session: Session, routed: RoutedCommand, seen: SeenEpochs) -> ClientSenders:
+    def _senders(self, session: Session, routed: OverlayCommand, seen: SeenEpochs) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each backend."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
@@ -200,7 +200,7 @@ class RouteSender:
         def to_owners(part: Request, sink: ReplySink, index: int) -> None:
             found = split_by_slot(command, part, self._state_sender.target_of)
             assert found is not None  # it has keys
-            deliver(self._state_sender.parts_answer(*found, session, batch.seen), sink, index)
+            run_into(self._state_sender.parts_answer(*found, session, batch.seen), sink, index)
 
         def answering() -> Answering:
             read = split_read(senders, route, request, to_owners)
@@ -237,7 +237,7 @@ class RouteSender:
             replies = Replies(batch.seen)
             for read in reads:
                 replies.ask(partial(self._send_to_owner, session.protocol, session.reads_committed, read[1], read))
-            return replies.merged(convert, self.defer)
+            return replies.merge(convert, self.defer)
 
         batch.answer(answering, session.replies_suppressed)
 

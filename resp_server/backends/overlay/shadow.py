@@ -29,16 +29,16 @@ from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.backends.routing.shadow_compare import Outcome, outcome_of, shown_replies, shown_request
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Role
-from resp_server.command.routed_commands import RoutedCommand
-from resp_server.forwarding.answers import Answer, Answering, Called, ReplyFuture, in_background
-from resp_server.forwarding.raw_replies import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
-from resp_server.forwarding.reply_splitter import items_of, pack
 from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, Answering, CallbackWait, ReplyFuture, in_background
+from resp_server.raw_replies.raw_reply import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.raw_replies.reply_splitter import items_of, pack
 from resp_server.session.epoch_feed import ReplyEpochs
 
 # Comparisons that run, or wait for a retry. Further reads are not compared (guess).
@@ -130,7 +130,7 @@ class Shadow:
             counts.skipped += 1
 
     def _compare_all(
-        self, shadowed: Sequence[Shadowed], routed: RoutedCommand, protocol: int, upstream: Upstream, reply: RawReply
+        self, shadowed: Sequence[Shadowed], routed: OverlayCommand, protocol: int, upstream: Upstream, reply: RawReply
     ) -> None:
         text = b"" if len(reply) > COMPARED_BYTES_MAX else as_bytes(reply)
         items = [text] if len(shadowed) == 1 and routed.policy.role is not Role.MGET else _items_of_mget(text)
@@ -214,7 +214,7 @@ class QueuedRead(NamedTuple):
 
     at: int
     shadowed: Sequence[Shadowed]
-    routed: RoutedCommand
+    routed: OverlayCommand
     upstream: Upstream
 
 
@@ -226,7 +226,7 @@ class ComparedRead:
         shadow: Shadow,
         counts: ShadowCounts,
         shadowed: Shadowed,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         protocol: int,
         upstream: Upstream,
     ) -> None:
@@ -251,7 +251,7 @@ class ComparedRead:
         next_s = FIRST_RETRY_S  # from the first replies
         while next_s <= LAST_RETRY_S:
             pause_s = first.at_s + next_s - time.monotonic()
-            await Called(partial(asyncio.get_running_loop().call_later, pause_s))
+            await CallbackWait(partial(asyncio.get_running_loop().call_later, pause_s))
             next_s *= 2
             now = None if self._shadow.is_stopped else await self._both_replies()
             if now is None:
@@ -296,7 +296,7 @@ class ComparedRead:
         # Of errors, only WRONGTYPE depends on the value alone, so it is compared like a value.
         if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
             return None
-        await Called(self._shadow.in_turn)
+        await CallbackWait(self._shadow.in_turn)
         return _Replies(time.monotonic(), self._epoch(answer.epochs), upstream, state)
 
     def _text(self, reply: RawReply) -> bytes:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from resp_server.backends.servers.field_names import FIELDS_AT_ONCE, FieldRules, NamedHash, is_failure
 from resp_server.backends.servers.request_split import NO_KEY
-from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, epochs_of, in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, raw_reply_of, text_of
-from resp_server.forwarding.reply_sinks import Defer, merge_or_error
-from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, all_of, epochs_of, run_in_steps
+from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, raw_reply_of, text_of
+from resp_server.raw_replies.reply_sinks import Defer, merge_or_error
+from resp_server.raw_replies.reply_splitter import items_of
 from resp_server.session.epoch_feed import union_of
 
 # The number of keys whose owner is looked up in one step (guess: 0.2 ms).
@@ -72,13 +72,13 @@ async def listed_names(listing: StateListing, keys: Answer, to_owner: ToOwner, d
     if is_error(keys.reply) or keys.reply in NO_KEY:
         return keys
     names, epochs = _Names(listing), keys.epochs
-    error = await in_steps(merge_or_error(names.of_keys, [keys.reply]), defer)
+    error = await run_in_steps(merge_or_error(names.of_keys, [keys.reply]), defer)
     while names.reads and not is_error(error):
         reads = [names.reads.popleft() for _ in range(min(READS_AT_ONCE, len(names.reads)))]
         answers = await all_of([to_owner(read.key, read.request) for read in reads])
         epochs = union_of(epochs, epochs_of(answers))
         taken = merge_or_error(partial(names.of_reads, reads), [answer.reply for answer in answers])
-        error = await in_steps(taken, defer)
+        error = await run_in_steps(taken, defer)
     if is_error(error):
         return Answer(error, epochs)
     return Answer(raw_reply_of([b"*%d\r\n" % len(names.found), *names.found]), epochs)

@@ -31,14 +31,14 @@ from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.command.policies import policy_of
 from resp_server.command.policy import Policy, Role, Verb
 from resp_server.commands.tracking import TrackingOptions, no_such_client
-from resp_server.forwarding.answers import Answer, Answering, ReplyFuture, all_of, joined, started
-from resp_server.forwarding.raw_replies import RawReply, is_error
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch, next_batch
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.push.clients import Clients
 from resp_server.push.keyspace_notifications import may_match_of_any_database
+from resp_server.raw_replies.answers import Answer, Answering, ReplyFuture, all_of, merge_answers, start
+from resp_server.raw_replies.raw_reply import RawReply, is_error
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
@@ -275,7 +275,7 @@ class OverlaySubscriptions:
         for pool in pools:
             replies.append(ReplyFuture())
             TrackingRequest(tracking, session.protocol, replies[-1], 0).send(pool.dedicated, session.id)
-        return _Confirmation(partial(joined, replies, lambda found: found[0], upstream.defer), confirm)
+        return _Confirmation(partial(merge_answers, replies, lambda found: found[0], upstream.defer), confirm)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
         own = [(pool, pool.dedicated.get(session.id)) for pool in self._upstream_of(session).pools]
@@ -370,7 +370,7 @@ async def _at_all(
         cut: Disconnects the client if it is subscribed at some of the nodes only.
     """
     try:
-        answers = await all_of([started(_checked(reply, checked)) for reply in replies])
+        answers = await all_of([start(_checked(reply, checked)) for reply in replies])
     except Exception:
         if len(replies) > 1:
             cut()

@@ -17,7 +17,6 @@ from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Ro
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import Role
 from resp_server.command.table import Command, CommandTable
-from resp_server.forwarding.answers import SeenEpochs
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext
@@ -25,6 +24,7 @@ from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, wrong_arity
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import SeenEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import QUEUED, Transaction
 

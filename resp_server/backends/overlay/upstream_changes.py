@@ -18,8 +18,8 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import ResultCache
 from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.rules import Rules
-from resp_server.forwarding.answers import ReplyFuture, ask
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import ReplyFuture, ask
 
 
 class UpstreamChanges:

@@ -7,11 +7,11 @@ from functools import partial
 
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.upstream_settings import EVENTS_REQUEST, events_in
-from resp_server.forwarding.answers import ask, in_background
-from resp_server.forwarding.reply_sinks import UnansweredError
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ReplyError
+from resp_server.raw_replies.answers import ask, in_background
+from resp_server.raw_replies.reply_sinks import UnansweredError
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
 
 REQUEST = pack(EVENTS_REQUEST)

@@ -18,14 +18,14 @@ from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.servers.transaction_plan import PACKED_EXEC, PACKED_MULTI
-from resp_server.command.routed_commands import RoutedCommand
-from resp_server.forwarding.answers import Answer, ReplyFuture
-from resp_server.forwarding.packing import Packed, size_of, texts_of
-from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX
-from resp_server.forwarding.reply_sinks import UnansweredError
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.protocol.errors import CrossSlotError, ExecAbortError, ReplyError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture
+from resp_server.raw_replies.packing import Packed, size_of, texts_of
+from resp_server.raw_replies.raw_reply import JOINED_BYTES_MAX
+from resp_server.raw_replies.reply_sinks import UnansweredError
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 
 
@@ -90,7 +90,7 @@ class UpstreamTransaction:
         self._database = database
         self._packed.append(pack((b"SELECT", b"%d" % self._number_of(database))))
 
-    def add(self, routed: RoutedCommand, request: Request, packed: Packed) -> None:
+    def add(self, routed: OverlayCommand, request: Request, packed: Packed) -> None:
         """Add a command; CrossSlotError if its keys are at another node than those of earlier commands."""
         self._any_pool = pool = self._upstream.pool_of(routed, request)
         if pool is not self._pool and first_slot(routed, request) is not None:

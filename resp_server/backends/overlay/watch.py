@@ -11,12 +11,12 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.route import Route
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.watch import watch_states
-from resp_server.forwarding.answers import Answer, ReplyFuture, joined, started
-from resp_server.forwarding.raw_replies import is_error
-from resp_server.forwarding.reply_sinks import Defer
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, merge_answers, start
+from resp_server.raw_replies.raw_reply import is_error
+from resp_server.raw_replies.reply_sinks import Defer
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
 
@@ -47,9 +47,9 @@ async def watch_both(
     dedicated = pool.dedicated.open(session.id, session.protocol)
     check_watch_limits({*session.watched, *((0, key) for key in dedicated.watched)}, theirs)
     targets = [(cluster_of(key), key) for key in ours]
-    from_states = [started(watch_states(session.watched, targets))] if targets else []
-    from_upstream = started(_watch_upstream(upstream, dedicated, sent, session.protocol))
-    return await joined([from_upstream, *from_states], lambda replies: replies[0], defer)
+    from_states = [start(watch_states(session.watched, targets))] if targets else []
+    from_upstream = start(_watch_upstream(upstream, dedicated, sent, session.protocol))
+    return await merge_answers([from_upstream, *from_states], lambda replies: replies[0], defer)
 
 
 async def _watch_upstream(

@@ -21,16 +21,16 @@ from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_
 from resp_server.backends.redis.slot_table_reader import SlotTableReader
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import Address, UpstreamUrl
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
-from resp_server.forwarding.answers import Answer, ReplyFuture, all_of, deliver, in_steps, joined
-from resp_server.forwarding.packing import Packed, pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps
-from resp_server.forwarding.reply_sinks import Defer, Merge, ReplySink, merge_or_error
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, all_of, merge_answers, run_in_steps, run_into
+from resp_server.raw_replies.packing import Packed, pack_in_steps
+from resp_server.raw_replies.raw_reply import RawReply, Steps
+from resp_server.raw_replies.reply_sinks import Defer, Merge, ReplySink, merge_or_error
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import SLOTS
 
@@ -91,7 +91,7 @@ class UpstreamCluster:
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -114,15 +114,15 @@ class UpstreamCluster:
             nonlocal is_sent
             try:
                 sent = self._send_parts(client, protocol, plan, routed.is_read, caching)
-                merge, takes_errors, replies = await in_steps(sent, self.defer)
+                merge, takes_errors, replies = await run_in_steps(sent, self.defer)
             finally:
                 is_sent = True
             if not takes_errors:
-                return await joined(replies, merge, self.defer)
+                return await merge_answers(replies, merge, self.defer)
             answers = await all_of(replies)
-            return Answer(await in_steps(merge_or_error(merge, [each.reply for each in answers]), self.defer))
+            return Answer(await run_in_steps(merge_or_error(merge, [each.reply for each in answers]), self.defer))
 
-        deliver(answer(), sink, index)
+        run_into(answer(), sink, index)
         return not is_sent
 
     def _send_parts(
@@ -182,7 +182,7 @@ class UpstreamCluster:
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -196,12 +196,12 @@ class UpstreamCluster:
         slot = first_slot(routed, request)
 
         async def answer() -> Answer:
-            packed = await in_steps(pack_in_steps(request), self.defer)
+            packed = await run_in_steps(pack_in_steps(request), self.defer)
             reply = ReplyFuture()
             self._send_part(client, protocol, slot, packed, False, reply, 0, caching, is_blocking=True)
             return await reply
 
-        deliver(answer(), sink, index)
+        run_into(answer(), sink, index)
 
     def _wait(self, client: int, protocol: int, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send WAIT or WAITAOF to all masters; the reply is the least of theirs.
@@ -219,7 +219,7 @@ class UpstreamCluster:
             self._node(address).send_blocking(
                 client, protocol, packed, replies[-1], 0, is_about_writes=True, first_write=first_write
             )
-        deliver(joined(replies, least_of, self.defer), sink, index)
+        run_into(merge_answers(replies, least_of, self.defer), sink, index)
 
     def for_database(self, number: int) -> UpstreamCluster:
         """Raise the error of a Redis Cluster, which has one database."""
@@ -300,7 +300,7 @@ class UpstreamCluster:
         except ReplyError as error:
             self.on_state_lost(client, f"a node of the upstream does not track keys: {error}")
 
-    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: OverlayCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
         masters = self._table.masters
         if not masters:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
 from resp_server.command.keys import key_runs
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Joined, Split
-from resp_server.command.routed_commands import RoutedCommand
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import Merge
-from resp_server.forwarding.reply_splitter import array_in_order, items_of, sum_of_replies
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import Merge
+from resp_server.raw_replies.reply_splitter import array_in_order, items_of, sum_of_replies
 from state_backend.model.slots import slot_of
 
 
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
     takes_errors: bool = False
 
 
-def plan_of(routed: RoutedCommand, request: Request) -> Plan | Steps[Plan]:
+def plan_of(routed: OverlayCommand, request: Request) -> Plan | Steps[Plan]:
     """Return the plan of a request; in steps if it has to be split."""
     if routed.single_key_at and routed.single_key_at < len(request):
         return Plan([Part(slot_of(request[routed.single_key_at]), request)])
@@ -117,7 +117,7 @@ def plan_of(routed: RoutedCommand, request: Request) -> Plan | Steps[Plan]:
     return _split(split, request, positions)
 
 
-def first_slot(routed: RoutedCommand, request: Request) -> int | None:
+def first_slot(routed: OverlayCommand, request: Request) -> int | None:
     """Return the slot of a request's first key; None: it has no keys."""
     runs = key_runs(routed.facts, request) or ()
     return next((slot_of(request[positions[0]]) for positions, _ in runs if positions), None)
@@ -150,7 +150,7 @@ def _split(split: Split, request: Request, positions: Sequence[int]) -> Steps[Pl
     return Plan(parts, merge)
 
 
-def _without_keys(routed: RoutedCommand, request: Request) -> Plan:
+def _without_keys(routed: OverlayCommand, request: Request) -> Plan:
     parts = [Part(None, request)]
     # Redis before 7 has no tips; the command table has those of Redis 7.4.
     tips = routed.facts.tips or (routed.command.facts.tips if routed.command is not None else ())

@@ -18,16 +18,16 @@ from resp_server.backends.redis.link import TURN_BYTES_MAX, UpstreamProtocol
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.forwarding.handshake import HandshakeError
-from resp_server.forwarding.packing import Packed, prefixed, size_of
-from resp_server.forwarding.pipelined_connection import PipelinedConnection
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
-from resp_server.forwarding.reply_splitter import FrameError
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX, SERVER_REQUESTS_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import TryAgainError, internal_error
+from resp_server.raw_replies.handshake import HandshakeError
+from resp_server.raw_replies.packing import Packed, prefixed, size_of
+from resp_server.raw_replies.pipelined_connection import PipelinedConnection
+from resp_server.raw_replies.raw_reply import RawReply
+from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
+from resp_server.raw_replies.reply_splitter import FrameError
 from resp_server.session.epoch_feed import NO_EPOCHS
 
 # The time to connect and to log in (guess).

@@ -12,9 +12,9 @@ from functools import partial
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.command.handler import check_32_bits, integer
-from resp_server.forwarding.answers import ask
-from resp_server.forwarding.reply_splitter import PING
 from resp_server.protocol.errors import GenericError
+from resp_server.raw_replies.answers import ask
+from resp_server.raw_replies.reply_splitter import PING
 
 # Each has a few shared connections, as long as the proxy runs (guess: four times Redis' default).
 DATABASES_MAX = 64

@@ -28,11 +28,11 @@ from resp_server.backends.redis.pushed_frames import (
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import ReplySink, UnansweredError
-from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX
 from resp_server.protocol.errors import GenericError, TryAgainError
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
+from resp_server.raw_replies.reply_splitter import PING, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.transaction import check_watch_limits
 

@@ -19,10 +19,10 @@ from resp_server.backends.redis.dedicated_connection import DedicatedConnection,
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.pushed_frames import INVALIDATE, first_word, invalidated_keys
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import PING, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from resp_server.backends.redis.role import RoleCheck
-from resp_server.forwarding.handshake import Handshake
-from resp_server.forwarding.packing import size_of
-from resp_server.forwarding.pipelined_connection import Link, PipelinedConnection
-from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_splitter import FrameError, ReplySplitter
 from resp_server.limits import KEEPALIVE_S
 from resp_server.net.addresses import address_of
 from resp_server.net.transports import end_now, keep_alive
 from resp_server.protocol.errors import internal_error
+from resp_server.raw_replies.handshake import Handshake
+from resp_server.raw_replies.packing import size_of
+from resp_server.raw_replies.pipelined_connection import Link, PipelinedConnection
+from resp_server.raw_replies.raw_reply import as_bytes
+from resp_server.raw_replies.reply_splitter import FrameError, ReplySplitter
 
 # The longest reply that is forwarded: twice the longest value of Redis.
 REPLY_BYTES_MAX = 1 << 30

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from resp_server.backends.redis.databases import Databases
 from resp_server.backends.redis.pool import UpstreamPool
-from resp_server.forwarding.answers import Answer, ask
-from resp_server.forwarding.raw_replies import is_error
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError, WrongPassError
+from resp_server.raw_replies.answers import Answer, ask
+from resp_server.raw_replies.raw_reply import is_error
+from resp_server.raw_replies.reply_splitter import pack
 
 # Logins with connections (guess). Those that no client uses are forgotten when there are more.
 LOGINS_MAX = 128

@@ -23,19 +23,19 @@ from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.url import Address, UpstreamUrl
 from resp_server.command.command_facts import facts_in
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
-from resp_server.forwarding.answers import Answer, ReplyFuture, ask, deliver, in_background, in_steps
-from resp_server.forwarding.handshake import BUSY
-from resp_server.forwarding.packing import Packed, pack_in_steps
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.limits import DEDICATED_CONNECTIONS_MAX, UPSTREAM_CONNECTIONS, UPSTREAM_TIMEOUT_S
 from resp_server.net.transports import AwakeClock
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, ask, in_background, run_in_steps, run_into
+from resp_server.raw_replies.handshake import BUSY
+from resp_server.raw_replies.packing import Packed, pack_in_steps
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 
 Found = TypeVar("Found")
 
@@ -153,7 +153,7 @@ class UpstreamPool:
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -258,7 +258,7 @@ class UpstreamPool:
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -318,7 +318,7 @@ class UpstreamPool:
     def notice_moves(self) -> None:
         """Do nothing: there are no other nodes."""
 
-    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: OverlayCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys."""
         return self
 
@@ -525,10 +525,10 @@ def send_long(
     async def answer() -> Answer:
         nonlocal is_packed
         try:
-            packed = await in_steps(pack_in_steps(request), defer)
+            packed = await run_in_steps(pack_in_steps(request), defer)
         finally:
             is_packed = True
         return await ask(partial(send, packed))
 
-    deliver(answer(), sink, index)
+    run_into(answer(), sink, index)
     return not is_packed

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from resp_server.forwarding.raw_replies import RawReply, ReplyChunks
-from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.raw_replies.raw_reply import RawReply, ReplyChunks
+from resp_server.raw_replies.reply_splitter import FrameError
 
 CONFIRMATIONS = frozenset(prefix + verb for verb in (b"subscribe", b"unsubscribe") for prefix in (b"", b"p", b"s"))
 INVALIDATE = b"invalidate"

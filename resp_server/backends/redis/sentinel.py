@@ -15,9 +15,9 @@ import hiredis
 
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import Address, UpstreamUrl
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import internal_error
+from resp_server.raw_replies.reply_splitter import pack
 
 logger = logging.getLogger("sparkis.proxy")
 

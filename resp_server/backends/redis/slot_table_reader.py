@@ -8,10 +8,10 @@ from functools import partial
 
 from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
-from resp_server.forwarding.answers import ask, in_background
-from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, ReplySink
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.raw_replies.answers import ask, in_background
+from resp_server.raw_replies.raw_reply import as_bytes
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 
 CLUSTER_SLOTS = pack((b"CLUSTER", b"SLOTS"))
 # The pause before the table is read again (guess: a failover takes seconds), and the time for a node to reply.

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection, DedicatedConnections
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.tracking import TrackingState
 
 CACHING_YES, CACHING_NO = pack((b"CLIENT", b"CACHING", b"YES")), pack((b"CLIENT", b"CACHING", b"NO"))

@@ -13,12 +13,12 @@ from resp_server.backends.redis.sentinel import MasterLocator
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_sinks import Defer, ReplySink
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply
+from resp_server.raw_replies.reply_sinks import Defer, ReplySink
 
 
 class Upstream(Protocol):
@@ -61,7 +61,7 @@ class Upstream(Protocol):
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -83,7 +83,7 @@ class Upstream(Protocol):
         self,
         client: int,
         protocol: int,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         sink: ReplySink,
         index: int,
@@ -130,7 +130,7 @@ class Upstream(Protocol):
     def notice_moves(self) -> None:
         """Notice within seconds when keys move to other nodes, from now on, also if no request is redirected."""
 
-    def pool_of(self, routed: RoutedCommand, request: Request) -> UpstreamPool:
+    def pool_of(self, routed: OverlayCommand, request: Request) -> UpstreamPool:
         """Return the pool of the node that has a request's keys, by the first one; ReplyError if none is known."""
 
     def pool_of_slot(self, slot: int) -> UpstreamPool:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from resp_server.command.policies import policy_of
 from resp_server.command.policy import FieldKind
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes
 from state_backend.model.descriptor import KeyFormat
 
 NO_VALUES: Mapping[str, bytes] = {}

@@ -43,7 +43,7 @@ def all_upstreams(key: bytes) -> Decision:
     return UPSTREAMS
 
 
-class ForwardedKeys(NamedTuple):
+class KeyOwner(NamedTuple):
     """Keys that have one owner for the compiled forwarder.
 
     Args:
@@ -65,7 +65,7 @@ class KeyMatcher:
     The key formats are about database 0, unless a rule puts all keys of a format into another one.
 
     Attributes:
-        forwarded_by_database: The keys of rules and formats, in this order. A key that matches none is the upstream's.
+        key_owners: The keys of rules and formats, in this order. A key that matches none is the upstream's.
         has_shadows: Replies about some keys are compared.
         has_cached: Replies about some keys may be cached.
         has_exactly_cached: And some of these exactly until the key changes.
@@ -90,12 +90,10 @@ class KeyMatcher:
             by_rule = [(rule.keys, Decision(rule.answering, "", rule)) for rule in rules if rule.database == database]
             self._deciders[database] = _Alternatives(by_rule if database else by_rule + by_format).decide
         self._with_states = {rule.database for rule in rules if rule.has_state_keys} | ({0} if by_format else set())
-        self.forwarded_by_database = {
-            database: [_forwarded(rule) for rule in rules if rule.database == database] for database in self._deciders
+        self.key_owners = {
+            database: [_key_owner(rule) for rule in rules if rule.database == database] for database in self._deciders
         }
-        self.forwarded_by_database[0] += [
-            ForwardedKeys(glob_of(key_format), Owner.STATE) for key_format, _ in by_format
-        ]
+        self.key_owners[0] += [KeyOwner(glob_of(key_format), Owner.STATE) for key_format, _ in by_format]
         self.has_shadows = any(rule.owner is Owner.SHADOW for rule in rules)
         self.has_cached = any(rule.cache_s for rule in rules)
         self.has_exactly_cached = any(rule.is_cached_exactly for rule in rules)
@@ -143,8 +141,8 @@ class KeyMatcher:
         return f"the states', by the rule '{decision.rule.name}'"
 
 
-def _forwarded(rule: Rule) -> ForwardedKeys:
-    return ForwardedKeys(glob_of(rule.keys), rule.owner if rule.alias is None else None, bool(rule.cache_s))
+def _key_owner(rule: Rule) -> KeyOwner:
+    return KeyOwner(glob_of(rule.keys), rule.owner if rule.alias is None else None, bool(rule.cache_s))
 
 
 class _Candidate(NamedTuple):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.reply_splitter import pack
 
 # The memory for all entries (guess), and the longest reply that is cached.
 CACHE_BYTES_MAX = 64 << 20

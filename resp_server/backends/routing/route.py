@@ -9,7 +9,7 @@ from typing import NamedTuple
 from resp_server.backends.routing.key_aliases import ConvertReplies, StateRead
 from resp_server.backends.routing.rules import Rule
 from resp_server.backends.routing.upstream_settings import AskedEvents
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 
@@ -60,7 +60,7 @@ class Route(NamedTuple):
     """
 
     destination: Destination
-    routed: RoutedCommand
+    routed: OverlayCommand
     state_keys: Sequence[int] = ()
     is_blocking: bool = False
     request: Request | None = None

@@ -32,12 +32,12 @@ from resp_server.backends.routing.upstream_settings import (
     not_passed_on,
 )
 from resp_server.command.keys import key_runs, searches_keyword
+from resp_server.command.overlay_commands import OverlayCommand, OverlayCommands, Routing
 from resp_server.command.policy import AnsweredBy, Role
-from resp_server.command.routed_commands import RoutedCommand, RoutedCommands, Routing
 from resp_server.command.table import CommandTable
-from resp_server.forwarding.raw_replies import Steps
 from resp_server.protocol.errors import GenericError, LoadingError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.raw_reply import Steps
 from resp_server.session.transaction import WATCHED_KEYS_MAX
 
 # Sections of INFO that only this process has.
@@ -93,7 +93,7 @@ class RoutingTable(NamedTuple):
         own_database: The upstream's number of the clients' database 0.
     """
 
-    commands: RoutedCommands
+    commands: OverlayCommands
     keys: KeyMatcher
     is_known: bool
     getkeys_cache: GetkeysCache
@@ -108,7 +108,7 @@ class RoutingTable(NamedTuple):
         """Return the number by which clients select a database of the upstream. -1: they cannot."""
         return 0 if number == self.own_database else number or -1
 
-    def positions(self, routed: RoutedCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
+    def positions(self, routed: OverlayCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
         """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
         if routed.needs_getkeys:
             return self.getkeys_cache.positions(routed.name, request)
@@ -146,7 +146,7 @@ def route_of(request: Request, table: RoutingTable, database: int = 0) -> Route 
 
 
 def _route_by_keys(
-    routed: RoutedCommand, request: Request, table: RoutingTable, database: int, long_at: Collection[int]
+    routed: OverlayCommand, request: Request, table: RoutingTable, database: int, long_at: Collection[int]
 ) -> Route:
     table.check_known()
     if routed.single_key_at and routed.single_key_at < len(request):
@@ -161,7 +161,7 @@ def _route_by_keys(
 
 
 def _route_over_databases(
-    routed: RoutedCommand, request: Request, table: RoutingTable, other: OtherKey, database: int
+    routed: OverlayCommand, request: Request, table: RoutingTable, other: OtherKey, database: int
 ) -> Route:
     """Return the route of a MOVE or COPY to another database: the first key is in the selected one."""
     number = table.client_number(other.number)
@@ -174,7 +174,7 @@ def _route_over_databases(
     return route._replace(changed=None if table.keys.has_cached else ())
 
 
-def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTable) -> Route:
+def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTable) -> Route:
     """Return the route of a request whose command decides about it."""
     answered_by, role = routed.answered_by_row, routed.policy.role
     if answered_by is AnsweredBy.ALL_KEYS:
@@ -198,7 +198,7 @@ def _route_by_command(routed: RoutedCommand, request: Request, table: RoutingTab
     return Route(Destination.UPSTREAM, routed, is_blocking=is_blocking, changed=None if may_change else ())
 
 
-def _route_of_denied(routed: RoutedCommand, request: Request) -> Route:
+def _route_of_denied(routed: OverlayCommand, request: Request) -> Route:
     """Return the route of a setting that the upstream may have already; GenericError for all other commands."""
     asked = asked_events(routed.name, request) if routed.policy.role is Role.CONFIG_SET else None
     if asked is None:
@@ -242,7 +242,7 @@ class _KeyedRequest:
     def __init__(
         self,
         table: RoutingTable,
-        routed: RoutedCommand,
+        routed: OverlayCommand,
         request: Request,
         database: int,
         positions: Sequence[int],
@@ -414,7 +414,7 @@ class _LongRequest:
     """A long request, whose keys are decided in steps."""
 
     def __init__(
-        self, table: RoutingTable, routed: RoutedCommand, request: Request, database: int, long_at: Collection[int]
+        self, table: RoutingTable, routed: OverlayCommand, request: Request, database: int, long_at: Collection[int]
     ) -> None:
         if len(request) > SEARCHED_ARGUMENTS_MAX and searches_keyword(routed.facts):
             raise GenericError(
@@ -488,7 +488,7 @@ class _LongRequest:
         return keyed.route()
 
 
-def _without_dropped(routed: RoutedCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
+def _without_dropped(routed: OverlayCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
     """Return the route of a long MSET without the keys whose writes are dropped, and their values."""
     if is_all:
         return Route(Destination.DROPPED, routed)
@@ -516,7 +516,7 @@ class Router:
         own: Collection[str] = (),
         own_database: int = 0,
     ) -> None:
-        self.commands = RoutedCommands(table, allowed, own)
+        self.commands = OverlayCommands(table, allowed, own)
         self.getkeys_cache = GetkeysCache()
         self.ownership = ownership
         self._table = RoutingTable(
@@ -572,7 +572,7 @@ def _cached(route: Route, request: Request, positions: Sequence[int], decide: Ca
 
 
 def _shadowed(
-    routed: RoutedCommand,
+    routed: OverlayCommand,
     request: Request,
     positions: Sequence[int],
     decide: Callable[[bytes], Decision],
@@ -600,7 +600,7 @@ def _shadowed(
     return found
 
 
-def _state_read(routed: RoutedCommand, request: Request, at: int, decision: Decision) -> StateRead:
+def _state_read(routed: OverlayCommand, request: Request, at: int, decision: Decision) -> StateRead:
     """Return the states' part of a read of the key at a position, whose rule is `prefer-state`."""
     assert decision.rule is not None
     state_key = decision.rule.state_key_of(request[at])
@@ -624,7 +624,7 @@ def _state_keys(request: Request, others: Sequence[tuple[int, Decision]]) -> Map
     return found
 
 
-def _is_nonblocking_read(routed: RoutedCommand, request: Request) -> bool:
+def _is_nonblocking_read(routed: OverlayCommand, request: Request) -> bool:
     """Return whether a request is an XREAD or an XREADGROUP without BLOCK."""
     if not routed.policy.blocks_by_option:
         return False

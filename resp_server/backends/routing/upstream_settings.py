@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import hiredis
 
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
 from resp_server.protocol.errors import GenericError, client_text
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
 from resp_server.settings.event_classes import CLASSES, ClassesError, classes_of, config_letters
 
 EVENTS = b"notify-keyspace-events"

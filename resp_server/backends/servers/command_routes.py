@@ -29,7 +29,7 @@ class CommandRoute(NamedTuple):
     command_stats: CommandStats
 
 
-class ForwardedCommand(NamedTuple):
+class StateForwardSpec(NamedTuple):
     """A command that the compiled forwarder forwards to state servers.
 
     Args:
@@ -69,7 +69,7 @@ class CommandRoutes:
         single_key_at = command.single_key_at if command.answered_without_upstream is AnsweredBy.STATES else 0
         return CommandRoute(command, single_key_at, self._stats.command_stats(command.name))
 
-    def forwarded(self) -> list[ForwardedCommand]:
+    def state_forward_specs(self) -> list[StateForwardSpec]:
         """Return the commands that the forwarder forwards, by their rows."""
         found = []
         for name in dict.fromkeys([*MOST_USED, *(each.name for each in self._table.with_subcommands())]):
@@ -85,5 +85,5 @@ class CommandRoutes:
             is_split = policy.split is not None and policy.is_split_by_slot and keys == ALL_ARGUMENTS
             joined = policy.split.joined if policy.split is not None and is_split else None
             command_stats = self._stats.command_stats(name)
-            found.append(ForwardedCommand(name, abs(arity), most, keys or (), joined, policy.role, command_stats))
+            found.append(StateForwardSpec(name, abs(arity), most, keys or (), joined, policy.role, command_stats))
         return found

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
 from resp_server.backends.routing.key_matcher import Decision, all_upstreams
 from resp_server.backends.routing.rules import Rule
-from resp_server.forwarding.raw_replies import WRONG_TYPE, RawReply, Steps, is_error, text_of
-from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import WRONG_TYPE, RawReply, Steps, is_error, text_of
+from resp_server.raw_replies.reply_splitter import items_of
 
 # HTTL's answer for a missing field.
 ABSENT = b":-2\r\n"

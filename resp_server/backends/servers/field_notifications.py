@@ -29,14 +29,14 @@ from resp_server.backends.servers.field_names import (
     present_in,
     texts_in,
 )
-from resp_server.forwarding.answers import Replies
-from resp_server.forwarding.raw_replies import RawReply, Steps, is_error, text_of
-from resp_server.forwarding.reply_splitter import items_of
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.glob import literal_start
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import EVENTS, heads_of
 from resp_server.push.pubsub import MessageBatch, PubSub
+from resp_server.raw_replies.answers import Replies
+from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, text_of
+from resp_server.raw_replies.reply_splitter import items_of
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
 from resp_server.settings.event_classes import TO_KEYEVENT, TO_KEYSPACE, classes_of

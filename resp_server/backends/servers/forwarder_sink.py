@@ -7,11 +7,11 @@ from itertools import islice
 from typing import Any
 
 from resp_server.backends.servers.transaction_plan import PACKED_EXEC, PACKED_MULTI
-from resp_server.forwarding.raw_replies import RawReplySender, ReplyChunks
-from resp_server.forwarding.reply_sinks import UnansweredError
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.request_parser import LongRequest, Request
+from resp_server.raw_replies.raw_reply import RawReplySender, ReplyChunks
+from resp_server.raw_replies.reply_sinks import UnansweredError
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 from resp_server.session.session import Session
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from resp_server.backends.redis.pushed_frames import words_in
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.router import GetkeysCache
-from resp_server.forwarding.answers import ReplyFuture
-from resp_server.forwarding.raw_replies import as_bytes, is_error
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import ReplyFuture
+from resp_server.raw_replies.raw_reply import as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.raw_replies.reply_splitter import pack
 
 # The reply to COMMAND GETKEYS for a request without keys.
 WITHOUT_KEYS = b"-ERR The command has no key arguments\r\n"

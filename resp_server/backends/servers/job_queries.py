@@ -20,12 +20,12 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.commands.fact_merges import Row, shares_of
 from resp_server.commands.job_facts import reply_of
-from resp_server.forwarding.answers import Answer, ReplyFuture, SeenEpochs, all_of
-from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, ReplyFuture, SeenEpochs, all_of
+from resp_server.raw_replies.raw_reply import as_bytes
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.raw_replies.reply_splitter import pack
 from state_backend.model.slot_set import NONE, SlotSet
 
 JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")

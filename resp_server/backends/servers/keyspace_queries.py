@@ -17,12 +17,12 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
-from resp_server.forwarding.answers import Answer, Replies, SeenEpochs, merged
-from resp_server.forwarding.raw_replies import RawReply, as_bytes, is_error
-from resp_server.forwarding.reply_sinks import Merge
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, Replies, SeenEpochs, merge_replies
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import Merge
+from resp_server.raw_replies.reply_splitter import pack
 from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
@@ -88,7 +88,9 @@ class KeyspaceQuery:
             unequal = _with_other_versions(shards, replies)
             if not unequal and all(shard.version == shard.cluster.slots.version for shard in shards):
                 defer = shards[0].cluster.defer
-                return Answer(await merged(self._merge_of(shards), replies[1::REQUESTS_PER_SHARD], defer), sent.epochs)
+                return Answer(
+                    await merge_replies(self._merge_of(shards), replies[1::REQUESTS_PER_SHARD], defer), sent.epochs
+                )
             for shard in unequal:
                 shard.cluster.refresh(shard.cluster.active_server(shard.master))
             if not await shards[0].cluster.pause(self._agree_s):

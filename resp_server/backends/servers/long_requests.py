@@ -11,9 +11,6 @@ from functools import partial
 from resp_server.backends.servers.state_sender import StateSender
 from resp_server.command.policy import AnsweredBy, Joined, Split
 from resp_server.command.table import Command
-from resp_server.forwarding.answers import Answer, Called, in_steps
-from resp_server.forwarding.raw_replies import Steps, is_error, raw_reply_of, split_header
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.admission import Check
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -29,6 +26,9 @@ from resp_server.pipeline.long_requests import (
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import encode, encode_header
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
+from resp_server.raw_replies.answers import Answer, CallbackWait, run_in_steps
+from resp_server.raw_replies.raw_reply import Steps, is_error, raw_reply_of, split_header
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 
 # The longest request that is sent whole (guess: encoding it takes a few milliseconds).
@@ -71,7 +71,7 @@ async def answer_in_chunks(
     for chunk in chunks:
         batch = send_chunk(chunk)
         if batch.missing:
-            await Called(batch.when_resolved)
+            await CallbackWait(batch.when_resolved)
         (reply,) = batch.replies()
         if is_error(reply):
             return Answer(reply)
@@ -151,7 +151,7 @@ class LongRequests:
         async def answering() -> Answer:
             await batch.earlier_replies()  # they must not be from a later epoch
             if not packed:
-                packed.append(await in_steps(pack_in_steps(request), self._server.clients.defer))
+                packed.append(await run_in_steps(pack_in_steps(request), self._server.clients.defer))
             return await self._sender.slow_answer(packed[0], key, key, session, batch.seen)
 
         batch.answer(answering)

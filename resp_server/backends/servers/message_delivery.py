@@ -11,13 +11,13 @@ from resp_server.backends.servers.field_names import has_fields
 from resp_server.backends.servers.field_notifications import FieldListeners, FieldReads
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import Replies, Turns
-from resp_server.forwarding.raw_replies import Steps
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
+from resp_server.raw_replies.answers import Replies, Turns
+from resp_server.raw_replies.raw_reply import Steps
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, message
 from state_backend.model.slots import slot_of

@@ -8,15 +8,15 @@ from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.pubsub_relay import PubsubRelay
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.forwarding.answers import Answer, ReplyFuture, deliver
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ClusterDownError, GenericError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, ReceiverCount
+from resp_server.raw_replies.answers import Answer, ReplyFuture, run_into
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, check_name
@@ -70,7 +70,7 @@ class ProxyMessageBus(MessageBus):
             return Answer(b":%d\r\n" % (max(int(reply[1:]) - found.names, 0) + found.clients))
 
         count = self.pubsub.count_in_steps(found, kind, channel)
-        self._deliveries.add(count, lambda: None, lambda: deliver(receivers(), _PendingSink(pending), 0))
+        self._deliveries.add(count, lambda: None, lambda: run_into(receivers(), _PendingSink(pending), 0))
         return pending
 
     def subscription_reply(self, session: Session, frames: bytes) -> Reply:

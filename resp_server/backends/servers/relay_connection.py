@@ -15,14 +15,14 @@ from resp_server.acl.user import DEFAULT_USER
 from resp_server.backends.servers.field_notifications import FieldReadError
 from resp_server.backends.servers.message_delivery import MessageDelivery
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import Turns, in_background, in_steps
-from resp_server.forwarding.raw_replies import Steps
-from resp_server.forwarding.reply_sinks import Defer
-from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S
 from resp_server.net.tls import reason_of
 from resp_server.protocol.request_parser import Request
 from resp_server.push.pubsub import MessageBatch
+from resp_server.raw_replies.answers import Turns, in_background, run_in_steps
+from resp_server.raw_replies.raw_reply import Steps
+from resp_server.raw_replies.reply_sinks import Defer
+from resp_server.raw_replies.reply_splitter import PING, pack
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SUBSCRIBED_BYTES_MAX, SUBSCRIPTIONS_MAX, SubscriptionKind
 
@@ -253,12 +253,12 @@ class RelayConnection(asyncio.Protocol):
         ]
         for frame, read in zip(frames, reads, strict=True):
             if isinstance(frame, hiredis.PushNotification):
-                await in_steps(self._receive(batch, frame), defer)
+                await run_in_steps(self._receive(batch, frame), defer)
                 if read is not None:
                     replies = await read.arrived()
                     if transport is not self._transport:
                         return
-                    await in_steps(self._messages.fields.post_in_steps(batch, read.event, replies), defer)
+                    await run_in_steps(self._messages.fields.post_in_steps(batch, read.event, replies), defer)
             elif isinstance(frame, hiredis.ReplyError):
                 self._on_refusal(str(frame))
             elif frame == b"PONG":

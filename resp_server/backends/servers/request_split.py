@@ -17,12 +17,12 @@ import hiredis
 from resp_server.command.keys import keys_of
 from resp_server.command.policy import Joined, Policy, Role
 from resp_server.command.table import Command
-from resp_server.forwarding.raw_replies import RawReply, Steps
-from resp_server.forwarding.reply_sinks import Merge
-from resp_server.forwarding.reply_splitter import array_in_order, joined, sum_of_replies
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, Steps
+from resp_server.raw_replies.reply_sinks import Merge
+from resp_server.raw_replies.reply_splitter import array_in_order, joined, sum_of_replies
 from resp_server.session.account import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 

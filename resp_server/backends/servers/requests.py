@@ -1,7 +1,7 @@
 """Requests to servers, and the sinks of their replies. Connections are elsewhere.
 
 A `ReplyBatch` is the sink of a client's requests; each request has an index in it. A `ReplyFuture` is the sink of a
-request that a coroutine waits for (`forwarding/answers.py`).
+request that a coroutine waits for (`raw_replies/answers.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
-from resp_server.forwarding.answers import Replies, deliver
-from resp_server.forwarding.raw_replies import RawReply
-from resp_server.forwarding.reply_sinks import Defer, ReplySink
-from resp_server.forwarding.reply_splitter import array_in_order, pack
 from resp_server.protocol.errors import ReplyError, internal_error
+from resp_server.raw_replies.answers import Replies, run_into
+from resp_server.raw_replies.raw_reply import RawReply
+from resp_server.raw_replies.reply_sinks import Defer, ReplySink
+from resp_server.raw_replies.reply_splitter import array_in_order, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, epoch_words
 from state_backend.model.slots import slot_of
 
@@ -140,4 +140,4 @@ def send_mget_by_slots(
     for slot, some in places.items():
         packed = pack((b"MGET", *(keys[at] for at in some)))
         send(ServerRequest(packed, slot, 2, deadline_s, replies, replies.expect()))
-    deliver(replies.merged(partial(array_in_order, places=list(places.values())), defer), sink, index)
+    run_into(replies.merge(partial(array_in_order, places=list(places.values())), defer), sink, index)

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from resp_server.backends.servers.requests import ServerRequest
-from resp_server.forwarding.answers import Called
 from resp_server.protocol.errors import TryAgainError
+from resp_server.raw_replies.answers import CallbackWait
 
 # How often a request is sent; the second time is only after a lost connection.
 SENDS_MAX = 2
@@ -58,7 +58,7 @@ class RetryPauses:
     async def pause(self, seconds: float) -> bool:
         """Pause; return False if the proxy stops, maybe early."""
         if not self._is_stopped:
-            await Called(partial(self._begin, seconds))
+            await CallbackWait(partial(self._begin, seconds))
         return not self._is_stopped
 
     def _begin(self, seconds: float, then: Callable[[], None]) -> None:

@@ -23,14 +23,14 @@ from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.servers.reconnecting import Reconnecting
 from resp_server.backends.servers.requests import ConnectionKey, DiscardSink, InFlightRequest, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
-from resp_server.forwarding.handshake import Handshake, HandshakeError
-from resp_server.forwarding.pipelined_connection import Link, PipelinedConnection
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_splitter import PING, FrameError, ReplySplitter, pack
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX, SERVER_REQUESTS_MAX
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import GenericError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.handshake import Handshake, HandshakeError
+from resp_server.raw_replies.pipelined_connection import Link, PipelinedConnection
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes
+from resp_server.raw_replies.reply_splitter import PING, FrameError, ReplySplitter, pack
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
 from state_backend.apply.store_log import StoreLog
 from state_backend.store.keyspace import UNREADABLE

@@ -20,8 +20,6 @@ from resp_server.backends.servers.watch import watch_states
 from resp_server.backends.stores.stores_backend import StoresBackend
 from resp_server.command.policy import AnsweredBy, Joined, Role
 from resp_server.command.table import Command
-from resp_server.forwarding.answers import SeenEpochs
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.batched import Unsent
@@ -33,6 +31,8 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
 from resp_server.protocol.replies import Retry
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
+from resp_server.raw_replies.answers import SeenEpochs
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
 from state_backend.model.slots import slot_of
@@ -65,7 +65,7 @@ class ServersBackend:
         only = clusters.single
         self.forwarder: Any = None
         if only is not None and forwarder is not None:
-            self.forwarder = forwarder.Forwarder(only, server, self._routes.forwarded())
+            self.forwarder = forwarder.Forwarder(only, server, self._routes.state_forward_specs())
         self.sender.forwarder = self.forwarder
         # Answers requests about the connection, and about stored keys where the servers' stores can be read, before the
         # forwarder gets them.

@@ -26,9 +26,6 @@ from resp_server.backends.servers.transaction_plan import (
     TransactionPlan,
     TransactionPlanner,
 )
-from resp_server.forwarding.answers import Answer, Turns, all_of, in_steps
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.pipeline.batched import resolved
 from resp_server.pipeline.context import CommandContext, PinnedContext
 from resp_server.pipeline.exec_runner import NOTHING_RUN
@@ -36,6 +33,9 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import Answer, Turns, all_of, run_in_steps
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
 
 
@@ -63,13 +63,15 @@ class ServersExec(BackendExec):
     async def answer(self) -> Answer:
         """Plan, send and read, until all servers have run their transactions; then merge their replies."""
         while True:
-            plan = await in_steps(self._planner.plan(self._context.session, self._requests, self._watched), self._defer)
+            plan = await run_in_steps(
+                self._planner.plan(self._context.session, self._requests, self._watched), self._defer
+            )
             transactions = list(plan.transactions.values())
             if not await self._send(transactions):
                 continue
             await all_of([each.complete for each in transactions])
             try:
-                failed = await in_steps(_failed_in(transactions), self._defer)
+                failed = await run_in_steps(_failed_in(transactions), self._defer)
                 if not failed:
                     return await self._merged(plan, transactions)
             except MALFORMED_REPLY_ERRORS as error:
@@ -123,7 +125,9 @@ class ServersExec(BackendExec):
             else:
                 found = [transactions[at].items[place] for at, place in places]
                 is_complete = len(found) == 1
-                replies.append(found[0] if is_complete else await in_steps(self._joined(request, found), self._defer))
+                replies.append(
+                    found[0] if is_complete else await run_in_steps(self._joined(request, found), self._defer)
+                )
             await turns
         tracking_state = self._context.session.tracking_state
         if tracking_state is not None:
@@ -134,7 +138,7 @@ class ServersExec(BackendExec):
         """Return the reply to a command that the proxy answers."""
         reply = self._commands.own.answer_queued(self._context, request)
         if isinstance(reply, Sliced):
-            return await in_steps(self._encoded(reply), self._defer)
+            return await run_in_steps(self._encoded(reply), self._defer)
         if isinstance(reply, Pending):
             return (await resolved(self._context, reply)).reply
         return reply

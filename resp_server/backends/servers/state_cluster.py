@@ -36,12 +36,12 @@ from resp_server.backends.servers.slot_connections import SlotConnections
 from resp_server.backends.servers.slot_map import NO_TERM, SlotMap
 from resp_server.backends.servers.stalled_jobs import StalledJobs
 from resp_server.cluster.topology import Topology, TopologyError
-from resp_server.forwarding.answers import ReplyFuture, in_background
-from resp_server.forwarding.raw_replies import as_bytes
-from resp_server.forwarding.reply_sinks import Defer
-from resp_server.forwarding.reply_splitter import PING, pack
 from resp_server.pipeline.histories import HISTORIES_MAX
 from resp_server.protocol.errors import ClusterDownError, GenericError, TryAgainError, internal_error
+from resp_server.raw_replies.answers import ReplyFuture, in_background
+from resp_server.raw_replies.raw_reply import as_bytes
+from resp_server.raw_replies.reply_sinks import Defer
+from resp_server.raw_replies.reply_splitter import PING, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest
 from resp_server.session.session import RESP2, RESP3
 from state_backend.apply.store_log import StoreLog

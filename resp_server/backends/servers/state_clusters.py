@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 import hiredis
 
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import in_background
-from resp_server.forwarding.raw_replies import as_bytes, is_error
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.errors import GenericError, LoadingError
+from resp_server.raw_replies.answers import in_background
+from resp_server.raw_replies.raw_reply import as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS
+from resp_server.raw_replies.reply_splitter import pack
 
 logger = logging.getLogger("sparkis.proxy")
 

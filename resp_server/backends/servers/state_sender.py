@@ -23,17 +23,6 @@ from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import (
-    Answer,
-    Replies,
-    ReplyFuture,
-    SeenEpochs,
-    Turns,
-    deliver,
-)
-from resp_server.forwarding.raw_replies import RawReply, as_bytes
-from resp_server.forwarding.reply_sinks import Merge
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read
@@ -44,6 +33,17 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import (
+    Answer,
+    Replies,
+    ReplyFuture,
+    SeenEpochs,
+    Turns,
+    run_into,
+)
+from resp_server.raw_replies.raw_reply import RawReply, as_bytes
+from resp_server.raw_replies.reply_sinks import Merge
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.tracking import TrackingState
 from state_backend.model.slots import slot_of
@@ -199,9 +199,9 @@ class StateSender:
                 future = ReplyFuture(seen)
                 request.sink, request.index = future, 0
                 answering = tracked(self._tracking, tracking_state, cached_keys(part.request), future)
-                deliver(answering, replies, index)
+                run_into(answering, replies, index)
             cluster.send(request)
-        return await replies.merged(merge, self._defer)
+        return await replies.merge(merge, self._defer)
 
     def _forward_mget(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Forward an MGET through the forwarder, one request per server; False if this is not possible now."""
@@ -214,7 +214,7 @@ class StateSender:
         def send_by_slots() -> None:
             found = split_by_slot(command, request, self.target_of)
             assert found is not None  # it has keys
-            deliver(self.parts_answer(*found, session, batch.seen), batch, index)
+            run_into(self.parts_answer(*found, session, batch.seen), batch, index)
 
         def send() -> None:
             sink = BatchForwarderSink(batch, index, send_by_slots)

@@ -17,9 +17,9 @@ from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.cluster.single_node import single_node_topology
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.cluster.topology_source import TopologyFile
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import reason_of
+from resp_server.raw_replies.reply_splitter import pack
 from state_backend.apply.store_log import StoreLog
 from state_backend.log.checked_json import checked_object
 from state_backend.log.filesystems import Filesystem

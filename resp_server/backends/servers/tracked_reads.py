@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from resp_server.forwarding.answers import Answer
 from resp_server.push.tracking_table import TrackingTable
+from resp_server.raw_replies.answers import Answer
 from resp_server.session.tracking import TrackingState
 
 

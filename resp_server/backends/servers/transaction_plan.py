@@ -16,13 +16,13 @@ from resp_server.backends.stores.stores_backend import StoresBackend
 from resp_server.command.policy import AnsweredBy, Role
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
-from resp_server.forwarding.answers import ReplyFuture
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, is_error, split_header
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import PING, items_of, pack
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.protocol.errors import ClusterDownError, GenericError, ReplyError
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import ReplyFuture
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, split_header
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import PING, items_of, pack
 from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import WatchedVersion

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import Answer, ReplyFuture
-from resp_server.forwarding.raw_replies import as_bytes, is_error
-from resp_server.forwarding.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.raw_replies.answers import Answer, ReplyFuture
+from resp_server.raw_replies.raw_reply import as_bytes, is_error
+from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
+from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.transaction import WatchedVersion
 from state_backend.model.slots import slot_of
 

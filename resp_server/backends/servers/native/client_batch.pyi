@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from resp_server.forwarding.raw_replies import RawReplySender
 from resp_server.native.client_fields import InputInterceptor
+from resp_server.raw_replies.raw_reply import RawReplySender
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 
 class ForwarderSink(Protocol):

@@ -10,9 +10,9 @@ from resp_server.native.raw_replies cimport bulk_bytes, integer_bytes, integer_i
 from resp_server.native.wire cimport Output, Word, number_line, put, put_line, reserve
 from resp_server.backends.servers.native.key_patterns cimport STATES, UPSTREAM_BACKEND, KeyPatterns
 
-from resp_server.forwarding.raw_replies import JOINED_BYTES_MAX, RawReplySender
-from resp_server.forwarding.reply_sinks import malformed_reply
-from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.raw_replies.raw_reply import JOINED_BYTES_MAX, RawReplySender
+from resp_server.raw_replies.reply_sinks import malformed_reply
+from resp_server.raw_replies.reply_splitter import FrameError
 from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
 
 cdef enum:

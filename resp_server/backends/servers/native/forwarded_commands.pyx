@@ -40,7 +40,7 @@ cdef class ForwardedCommands:
         return i
 
     cdef int add_reads_of_states(self, commands) except -1:
-        """Add the commands that read states: `ForwardedCommand`s (see `command_routes`)."""
+        """Add the commands that read states: `StateForwardSpec`s (see `command_routes`)."""
         cdef int i
         for name, least, most, keys, joined, role, stats in commands:
             i = self.add(name, least, most, keys, role, stats)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from resp_server.backends.redis.cluster import NodeConnections
 from resp_server.backends.redis.connection import UpstreamConnection
-from resp_server.backends.routing.key_matcher import ForwardedKeys
+from resp_server.backends.routing.key_matcher import KeyOwner
 from resp_server.backends.routing.result_cache import ResultCache
-from resp_server.backends.servers.command_routes import ForwardedCommand
+from resp_server.backends.servers.command_routes import StateForwardSpec
 from resp_server.backends.servers.native.client_batch import ForwarderSink
 from resp_server.backends.servers.native.stored_reads import StoredReads
 from resp_server.backends.servers.server_stores import ServerStores
@@ -20,7 +20,7 @@ from resp_server.session.tracking import TrackingState
 class Forwarder:
     has_partial: bool
     last_command: str
-    def __init__(self, cluster: StateCluster, server: ServerContext, commands: Sequence[ForwardedCommand]) -> None: ...
+    def __init__(self, cluster: StateCluster, server: ServerContext, commands: Sequence[StateForwardSpec]) -> None: ...
     def forward(
         self,
         sink: ForwarderSink,
@@ -38,8 +38,6 @@ class Forwarder:
         cache_of: Callable[[int, int], ResultCache | None],
         commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, int, CommandStats]],
     ) -> None: ...
-    def set_patterns(
-        self, by_database: Mapping[int, Sequence[ForwardedKeys]], others: Sequence[ForwardedKeys] = ()
-    ) -> None: ...
+    def set_patterns(self, by_database: Mapping[int, Sequence[KeyOwner]], others: Sequence[KeyOwner] = ()) -> None: ...
     def use_stores(self, reads: StoredReads, stores: ServerStores | None) -> None: ...
     def collect(self) -> None: ...

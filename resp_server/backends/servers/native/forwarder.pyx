@@ -46,8 +46,8 @@ from resp_server.backends.servers.native.stored_reads cimport StateKeys, StoredR
 from resp_server.backends.redis.tracking import CACHING_NO, CACHING_YES
 from resp_server.backends.servers.min_epochs import has_reached
 from resp_server.backends.servers.requests import read_point as encoded_read_point
-from resp_server.forwarding.pipelined_connection import REQUESTS_MAX
-from resp_server.forwarding.reply_splitter import pack
+from resp_server.raw_replies.pipelined_connection import REQUESTS_MAX
+from resp_server.raw_replies.reply_splitter import pack
 
 KEY_COUNT = pack((b"DBSIZE",))
 
@@ -55,7 +55,7 @@ KEY_COUNT = pack((b"DBSIZE",))
 cdef class Forwarder:
     """Forwards forwardable requests of a proxy's clients to the servers of one application, and to an upstream.
 
-    commands: `ForwardedCommand`s (see `command_routes`).
+    commands: `StateForwardSpec`s (see `command_routes`).
 
     A batch may have cached replies only. Then nothing is sent for it, and its client calls `deliver_complete`.
     """
@@ -99,7 +99,7 @@ cdef class Forwarder:
         self.requests.stored = None if stores is None else reads
 
     def set_patterns(self, by_database, others=()):
-        """Set which backend answers which keys of each database: `ForwardedKeys`; the first match decides.
+        """Set which backend answers which keys of each database: `KeyOwner`; the first match decides.
 
         A key that matches no pattern is the upstream's. others: the patterns of all other databases.
         """

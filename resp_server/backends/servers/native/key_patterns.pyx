@@ -129,7 +129,7 @@ cdef class DatabasePatterns:
         self.set({}, ())
 
     cdef int set(self, by_database, others) except -1:
-        """Set the patterns, as rows of `ForwardedKeys`, of some databases, and of all others."""
+        """Set the patterns, as rows of `KeyOwner`, of some databases, and of all others."""
         cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
         self.others = KeyPatterns(others)
         self.has_cached = any(each.is_cached for patterns in [*by_database.values(), others] for each in patterns)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.servers.requests import ServerRequest
-from resp_server.forwarding.raw_replies import RawReply
+from resp_server.raw_replies.raw_reply import RawReply
 from resp_server.session.epoch_feed import Epochs, ReplyEpochs
 
 class PipelineBatch:

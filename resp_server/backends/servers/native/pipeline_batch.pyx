@@ -14,8 +14,8 @@ from resp_server.backends.servers.native.reply_delivery cimport ReplyDelivery
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.servers.requests import ServerRequest, send_mget_by_slots
 from resp_server.backends.servers.retries import SENDS_MAX
-from resp_server.forwarding.reply_sinks import UnansweredError
-from resp_server.forwarding.reply_splitter import PING, FrameError
+from resp_server.raw_replies.reply_sinks import UnansweredError
+from resp_server.raw_replies.reply_splitter import PING, FrameError
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.epoch_feed import NO_EPOCHS
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from resp_server.acl.user import User
-from resp_server.forwarding.reply_sinks import UnansweredError
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.replies import ReplyStream, Sliced, SlicedEncoder
+from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.session.epoch_feed import ReplyEpochs
 from resp_server.session.session import Session
 

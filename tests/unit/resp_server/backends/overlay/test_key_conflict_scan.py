@@ -9,9 +9,9 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.backends.overlay.key_conflict_scan import COUNT, STEPS_MAX, KeyConflictScans
 from resp_server.backends.routing.ownership import NewFormat, Ownership
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.replies import encode
+from resp_server.raw_replies.reply_sinks import ReplySink
+from resp_server.raw_replies.reply_splitter import pack
 
 FORMATS = {"new": {"sum": "sum:<day>", "mean": "mean:<day>"}}
 

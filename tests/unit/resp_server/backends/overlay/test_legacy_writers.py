@@ -8,8 +8,8 @@ import pytest
 
 from resp_server.backends.overlay.legacy_writers import WATCH_S, WINDOW_S, WRITES_MIN, LegacyWriterDetector
 from resp_server.backends.routing.rules import Rule, parse_rules
-from resp_server.forwarding.answers import ReplyFuture, ask
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.answers import ReplyFuture, ask
 
 RULES = """
 [[rule]]

@@ -9,17 +9,17 @@ from resp_server.backends.redis.slot_table import SlotTable
 from resp_server.backends.redis.url import Address
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.router import Router
-from resp_server.command.routed_commands import RoutedCommand
+from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.commands import command_table
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, result_of
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, result_of
 from state_backend.model.slots import SLOTS, slot_of
 
 ROUTER = Router(command_table(), Ownership())
 A, B, C = slot_of(b"a"), slot_of(b"b"), slot_of(b"c")
 
 
-def routed_of(request: Request) -> RoutedCommand:
+def routed_of(request: Request) -> OverlayCommand:
     found = ROUTER.commands.of(request)
     assert found is not None
     return found

@@ -9,10 +9,10 @@ import pytest
 from resp_server.backends.redis.connection import UpstreamConnection, UpstreamRequest
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.url import UpstreamUrl
-from resp_server.forwarding.answers import ReplyFuture
-from resp_server.forwarding.reply_splitter import PING
 from resp_server.limits import SERVER_REQUESTS_MAX
 from resp_server.protocol.errors import TryAgainError
+from resp_server.raw_replies.answers import ReplyFuture
+from resp_server.raw_replies.reply_splitter import PING
 from resp_server.session.session import RESP2
 
 

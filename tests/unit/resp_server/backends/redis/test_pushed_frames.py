@@ -13,8 +13,8 @@ from resp_server.backends.redis.pushed_frames import (
     notified_key,
     words_in,
 )
-from resp_server.forwarding.raw_replies import ReplyChunks
-from resp_server.forwarding.reply_splitter import FrameError
+from resp_server.raw_replies.raw_reply import ReplyChunks
+from resp_server.raw_replies.reply_splitter import FrameError
 from resp_server.session.subscriptions import SubscriptionKind, message, subscription_reply
 
 CHANNEL, PATTERN, SHARD = SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN, SubscriptionKind.SHARD

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.backends.routing.key_matcher import ForwardedKeys, KeyMatcher, OwnedFormat
+from resp_server.backends.routing.key_matcher import KeyMatcher, KeyOwner, OwnedFormat
 from resp_server.backends.routing.rule_overlaps import overlaps
 from resp_server.backends.routing.rules import Owner, RulesError, parse_rules
 from resp_server.backends.routing.rules_file import FILE_BYTES_MAX, RulesFile
@@ -163,9 +163,9 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
     text = '[[rule]]\nkeys = "a:<x>"\nowner = "state"\ndatabase = 2\n'
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
-    assert made.forwarded_by_database == {
-        0: [ForwardedKeys(b"*", Owner.STATE)],
-        2: [ForwardedKeys(b"a:*", Owner.STATE)],
+    assert made.key_owners == {
+        0: [KeyOwner(b"*", Owner.STATE)],
+        2: [KeyOwner(b"a:*", Owner.STATE)],
     }
 
 
@@ -173,7 +173,7 @@ def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
 def test_rule_sets_cache_time_of_upstream_replies(text: str, seconds: float) -> None:
     (rule,) = parse_rules(f'[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = "{text}"\n', "")
     assert rule.cache_s == seconds
-    assert KeyMatcher((), [rule]).forwarded_by_database == {0: [ForwardedKeys(b"a:*", Owner.UPSTREAM, is_cached=True)]}
+    assert KeyMatcher((), [rule]).key_owners == {0: [KeyOwner(b"a:*", Owner.UPSTREAM, is_cached=True)]}
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from resp_server.backends.routing.key_matcher import KeyMatcher
 from resp_server.backends.routing.rules import parse_rules
 from resp_server.backends.servers.field_names import FieldRules, NamedHash, is_failure, may_match
-from resp_server.forwarding.raw_replies import RawReply
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
+from resp_server.raw_replies.raw_reply import RawReply
 
 RULES = parse_rules(
     """

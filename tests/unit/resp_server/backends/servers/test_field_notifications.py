@@ -21,13 +21,13 @@ from resp_server.backends.servers.field_notifications import (
     FieldReadError,
     FieldReads,
 )
-from resp_server.forwarding.answers import Replies
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE
 from resp_server.push.pubsub import MessageBatch, PubSub
+from resp_server.raw_replies.answers import Replies
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, message
 from resp_server.settings.event_classes import classes_of

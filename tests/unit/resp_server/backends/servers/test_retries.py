@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from resp_server.backends.servers.retries import RetryPauses
-from resp_server.forwarding.answers import in_background
+from resp_server.raw_replies.answers import in_background
 
 
 def test_pause_ends_early_when_proxy_stops_and_is_none_afterwards() -> None:

@@ -7,9 +7,9 @@ import asyncio
 from resp_server.backends.servers.requests import ConnectionKey, ServerRequest
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.forwarding.answers import ReplyFuture
-from resp_server.forwarding.reply_splitter import PING
 from resp_server.limits import SERVER_REQUESTS_MAX
+from resp_server.raw_replies.answers import ReplyFuture
+from resp_server.raw_replies.reply_splitter import PING
 from resp_server.session.session import RESP2
 
 ADDRESS = "127.0.0.1:7379"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from resp_server.forwarding.raw_replies import Steps
-from resp_server.forwarding.reply_splitter import pack
 from resp_server.protocol.request_parser import CHUNK_ARGUMENT_BYTES, CHUNK_ARGUMENTS, LongArgument, Request
+from resp_server.raw_replies.raw_reply import Steps
+from resp_server.raw_replies.reply_splitter import pack
 
 # An encoded request: one text, or several.
 Packed = bytes | Sequence[bytes]

@@ -16,8 +16,10 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from time import perf_counter_ns
 from typing import NamedTuple, cast
 
-from resp_server.forwarding.raw_replies import RawReply, Result, Steps, is_error
-from resp_server.forwarding.reply_sinks import (
+from resp_server.limits import STEP_NS_MAX
+from resp_server.protocol.errors import internal_error
+from resp_server.raw_replies.raw_reply import RawReply, Result, Steps, is_error
+from resp_server.raw_replies.reply_sinks import (
     MALFORMED_REPLY_ERRORS,
     Defer,
     Merge,
@@ -25,8 +27,6 @@ from resp_server.forwarding.reply_sinks import (
     malformed_reply,
     steps_or_error,
 )
-from resp_server.limits import STEP_NS_MAX
-from resp_server.protocol.errors import internal_error
 from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
 # Returns the epochs that a request's client has seen.
@@ -122,7 +122,7 @@ class ReplyFuture(ReplySink, Wait):
         return self.result()
 
 
-async def arrived(future: ReplyFuture) -> Answer:
+async def await_in_task(future: ReplyFuture) -> Answer:
     """Return an answer, in a task of the event loop."""
     is_finished = asyncio.Event()
     if not future.is_finished:
@@ -223,12 +223,12 @@ class Replies(ReplySink, Wait):
             raise self._error
         return cast("list[RawReply]", self._replies)
 
-    async def merged(self, merge: Merge, defer: Defer) -> Answer:
+    async def merge(self, merge: Merge, defer: Defer) -> Answer:
         """Merge the replies into one. The first error among them is the reply."""
-        return Answer(await merged(merge, await self, defer), self.epochs)
+        return Answer(await merge_replies(merge, await self, defer), self.epochs)
 
 
-async def merged(merge: Merge, replies: Sequence[RawReply], defer: Defer) -> RawReply:
+async def merge_replies(merge: Merge, replies: Sequence[RawReply], defer: Defer) -> RawReply:
     """Merge replies, in steps if `merge` returns steps. The first error among them is the reply."""
     for reply in replies:
         if is_error(reply):
@@ -237,10 +237,10 @@ async def merged(merge: Merge, replies: Sequence[RawReply], defer: Defer) -> Raw
         found = merge(replies)
     except MALFORMED_REPLY_ERRORS as error:
         return malformed_reply(error)
-    return await in_steps(steps_or_error(found), defer) if isinstance(found, Generator) else found
+    return await run_in_steps(steps_or_error(found), defer) if isinstance(found, Generator) else found
 
 
-class _AllOver(Wait):
+class _AllFinished(Wait):
     """Waits until all futures have an answer, or one has failed."""
 
     __slots__ = ("_awaited", "_missing", "_then")
@@ -274,7 +274,7 @@ class _AllOver(Wait):
 
 async def all_of(futures: Sequence[ReplyFuture]) -> list[Answer]:
     """Return all answers, or raise the first exception as soon as it arrives."""
-    await _AllOver(futures)
+    await _AllFinished(futures)
     for future in futures:
         if future.has_failed:
             future.result()  # raises
@@ -289,13 +289,13 @@ def epochs_of(answers: Sequence[Answer]) -> ReplyEpochs:
     return epochs
 
 
-async def joined(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
+async def merge_answers(futures: Sequence[ReplyFuture], merge: Merge, defer: Defer) -> Answer:
     """Merge the replies to several requests into one. The first error among them is the reply."""
     answers = await all_of(futures)
-    return Answer(await merged(merge, [answer.reply for answer in answers], defer), epochs_of(answers))
+    return Answer(await merge_replies(merge, [answer.reply for answer in answers], defer), epochs_of(answers))
 
 
-class Called(Wait):
+class CallbackWait(Wait):
     """Waits until a function calls back, now or later."""
 
     def __init__(self, register: Callable[[Callable[[], None]], object]) -> None:
@@ -328,11 +328,11 @@ class Turns:
 
     def __await__(self) -> Generator[Wait, None, None]:
         if perf_counter_ns() >= self._ends_ns:
-            yield from Called(self._defer).__await__()
+            yield from CallbackWait(self._defer).__await__()
             self._ends_ns = perf_counter_ns() + STEP_NS_MAX
 
 
-async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
+async def run_in_steps(steps: Steps[Result], defer: Defer) -> Result:
     """Run steps for `STEP_NS_MAX` in each turn of the event loop; return their result."""
     while True:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
@@ -342,7 +342,7 @@ async def in_steps(steps: Steps[Result], defer: Defer) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-        await Called(defer)
+        await CallbackWait(defer)
 
 
 class _Run:
@@ -367,15 +367,15 @@ class _Run:
             self._sink.fail(self._index, error)
 
 
-def deliver(coroutine: Answering, sink: ReplySink, index: int) -> None:
+def run_into(coroutine: Answering, sink: ReplySink, index: int) -> None:
     """Run a coroutine. A sink gets its answer, or the exception that it raises."""
     _Run(coroutine, sink, index).resume()
 
 
-def started(coroutine: Answering, seen: SeenEpochs = no_epochs) -> ReplyFuture:
+def start(coroutine: Answering, seen: SeenEpochs = no_epochs) -> ReplyFuture:
     """Run a coroutine beside the caller; return its answer."""
     future = ReplyFuture(seen)
-    deliver(coroutine, future, 0)
+    run_into(coroutine, future, 0)
     return future
 
 
@@ -396,4 +396,4 @@ def in_background(coroutine: Coroutine[Wait, None, None]) -> None:
         await coroutine
         return Answer(b"")
 
-    deliver(run(), _Log(), 0)
+    run_into(run(), _Log(), 0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from resp_server.forwarding.handshake import Handshake, HandshakeError
+from resp_server.raw_replies.handshake import Handshake, HandshakeError
 
 OPTIONAL = (b"STATE", b"FRESHNESS", b"COMMITTED")
 REQUESTS = ((b"HELLO", b"3"), OPTIONAL, (b"STATE", b"FOLLOW"))

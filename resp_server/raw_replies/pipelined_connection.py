@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from resp_server import native
-from resp_server.forwarding.packing import Packed
-from resp_server.forwarding.raw_replies import RawReply
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
 from resp_server.limits import SERVER_REQUESTS_MAX as REQUESTS_MAX  # the name that `native/forwarder.pyx` imports
 from resp_server.protocol.errors import internal_error
+from resp_server.raw_replies.packing import Packed
+from resp_server.raw_replies.raw_reply import RawReply
 
 
 class Sent(Protocol):

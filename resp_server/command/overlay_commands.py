@@ -31,7 +31,7 @@ class Routing(Enum):
     DENIED = auto()  # nothing more: this process refuses them
 
 
-class RoutedCommand(NamedTuple):
+class OverlayCommand(NamedTuple):
     """How one command is routed.
 
     Args:
@@ -67,7 +67,7 @@ class RoutedCommand(NamedTuple):
         return self.is_read and self.policy.is_split_by_slot
 
 
-class ForwardableCommand(NamedTuple):
+class UpstreamForwardSpec(NamedTuple):
     """A command whose requests may go to the upstream unchanged, over a shared connection.
 
     Args:
@@ -87,7 +87,7 @@ class ForwardableCommand(NamedTuple):
     queued_arity: int
 
 
-class RoutedCommands:
+class OverlayCommands:
     """How all commands are routed, by the name as typed.
 
     Args:
@@ -105,7 +105,7 @@ class RoutedCommands:
         self._upstream_facts = facts
         self._routed.clear()
 
-    def of(self, request: Request) -> RoutedCommand | None:
+    def of(self, request: Request) -> OverlayCommand | None:
         """Return how a request's command is routed; None for an unknown command."""
         name = request[0]
         routed = self._routed[name]
@@ -113,7 +113,7 @@ class RoutedCommands:
             return routed
         return self._routed[name + b"|" + request[1]] or routed
 
-    def check_form(self, routed: RoutedCommand, request: Request) -> None:
+    def check_form(self, routed: OverlayCommand, request: Request) -> None:
         """Raise the error with which the upstream would refuse to queue a request after MULTI."""
         name, _, sub = routed.name.partition("|")
         if self._upstream_facts and name not in self._upstream_facts:
@@ -126,7 +126,7 @@ class RoutedCommands:
         if "no_multi" in routed.facts.flags:
             raise GenericError("Command not allowed inside a transaction")
 
-    def forwardable_commands(self) -> Sequence[ForwardableCommand]:
+    def upstream_forward_specs(self) -> Sequence[UpstreamForwardSpec]:
         """Return the commands that may be forwarded, by their rows, the most used ones first."""
         found = []
         theirs = [f"{name}|{sub}" for name, facts in self._upstream_facts.items() for sub in facts.subcommands]
@@ -138,7 +138,7 @@ class RoutedCommands:
                 facts, policy = routed.facts, routed.policy
                 arity = facts.arity if "no_multi" not in facts.flags and self._is_known(name) else 0
                 row = (name, routed.is_read, policy.publishes, keys, policy.role, bool(facts.subcommands), arity)
-                found.append(ForwardableCommand(*row))
+                found.append(UpstreamForwardSpec(*row))
         return found
 
     def _is_known(self, name: str) -> bool:
@@ -149,7 +149,7 @@ class RoutedCommands:
             return not self._upstream_facts
         return not sub or sub in theirs.subcommands
 
-    def _find(self, name: str) -> RoutedCommand | None:
+    def _find(self, name: str) -> OverlayCommand | None:
         command = self._table.get(name.encode())
         facts = self._facts(name, command)
         if facts is None:
@@ -169,7 +169,7 @@ class RoutedCommands:
         is_read = "readonly" in facts.flags
         is_subscription = routing is Routing.UPSTREAM and _subscribes(facts, is_ours=command is not None)
         single_key_at = 0 if needs_getkeys else single_key_position(name, facts)
-        return RoutedCommand(
+        return OverlayCommand(
             name, routing, facts, command, is_read, single_key_at, needs_getkeys, is_subscription, policy
         )
 
@@ -184,7 +184,7 @@ class RoutedCommands:
         return command.facts if command is not None else None
 
 
-def _forwarded_keys(routed: RoutedCommand) -> Sequence[KeyRange] | None:
+def _forwarded_keys(routed: OverlayCommand) -> Sequence[KeyRange] | None:
     """Return the keys of a command that may be forwarded; None: its requests need the general path."""
     facts, policy = routed.facts, routed.policy
     if routed.answered_by_row is AnsweredBy.ALL_KEYS:

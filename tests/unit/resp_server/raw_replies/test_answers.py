@@ -7,22 +7,22 @@ from time import perf_counter_ns
 
 import pytest
 
-from resp_server.forwarding.answers import (
+from resp_server.limits import STEP_NS_MAX
+from resp_server.protocol.errors import GenericError
+from resp_server.raw_replies.answers import (
     Answer,
-    Called,
+    CallbackWait,
     ReplyFuture,
     Turns,
     all_of,
     ask,
-    deliver,
-    in_steps,
-    joined,
-    started,
+    merge_answers,
+    run_in_steps,
+    run_into,
+    start,
 )
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes
-from resp_server.forwarding.reply_sinks import ReplySink
-from resp_server.limits import STEP_NS_MAX
-from resp_server.protocol.errors import GenericError
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes
+from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
 
 
@@ -74,7 +74,7 @@ def test_coroutine_runs_to_missing_reply_and_ends_with_it() -> None:
         began.append("sent")
         return await reply
 
-    deliver(answer(), sink, 3)
+    run_into(answer(), sink, 3)
     assert (began, sink.found) == (["sent"], [])
     reply.put(0, b"+OK\r\n")
     assert sink.found == [(3, b"+OK\r\n")]
@@ -89,7 +89,7 @@ def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
     async def answer() -> Answer:
         return await reply
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     assert sink.found == [(0, b"+first\r\n")]
 
 
@@ -99,7 +99,7 @@ def test_an_exception_of_a_coroutine_goes_to_its_sink() -> None:
     async def answer() -> Answer:
         raise error
 
-    deliver(answer(), sink, 1)
+    run_into(answer(), sink, 1)
     assert sink.found == [(1, error)]
 
 
@@ -109,7 +109,7 @@ def test_an_exception_of_a_sink_goes_to_the_same_sink() -> None:
     async def answer() -> Answer:
         return Answer(b"+OK\r\n")
 
-    deliver(answer(), sink, 1)
+    run_into(answer(), sink, 1)
     assert [(index, str(error)) for index, error in sink.found] == [(1, "refused")]
 
 
@@ -122,7 +122,7 @@ def test_unsent_request_raises_when_reply_is_awaited() -> None:
     async def answer() -> Answer:
         return await ask(send)
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     assert sink.found == [(0, error)]
 
 
@@ -132,7 +132,7 @@ def test_all_replies_are_awaited_in_any_order_of_their_arrival() -> None:
     async def answer() -> Answer:
         return Answer(b"".join([as_bytes(each.reply) for each in await all_of(replies)]))
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     for at in (2, 0, 1):
         assert not sink.found
         replies[at].put(0, b"%d" % at)
@@ -146,7 +146,7 @@ def test_first_exception_does_not_wait_for_other_replies() -> None:
         await all_of(replies)
         raise AssertionError
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     replies[1].fail(0, error)
     assert sink.found == [(0, error)]
     replies[0].put(0, b"+late\r\n")
@@ -155,8 +155,8 @@ def test_first_exception_does_not_wait_for_other_replies() -> None:
 
 def test_the_first_error_among_joined_replies_is_the_reply() -> None:
     sink, later = Sink(), Later()
-    replies = [started(answer_of(each)) for each in (b":1\r\n", b"-ERR a\r\n", b"-ERR b\r\n")]
-    deliver(joined(replies, lambda found: b"".join(map(as_bytes, found)), later), sink, 0)
+    replies = [start(answer_of(each)) for each in (b":1\r\n", b"-ERR a\r\n", b"-ERR b\r\n")]
+    run_into(merge_answers(replies, lambda found: b"".join(map(as_bytes, found)), later), sink, 0)
     assert sink.found == [(0, b"-ERR a\r\n")]
 
 
@@ -170,10 +170,10 @@ def test_coroutine_waits_for_immediate_or_later_call(is_later: bool) -> None:
     sink, later = Sink(), Later()
 
     async def answer() -> Answer:
-        await Called(later if is_later else lambda then: then())
+        await CallbackWait(later if is_later else lambda then: then())
         return Answer(b"+OK\r\n")
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     assert bool(sink.found) is not is_later
     assert later.run() == is_later
     assert sink.found == [(0, b"+OK\r\n")]
@@ -194,14 +194,16 @@ async def long_coroutine(later: Later) -> bytes:
     return b"+done\r\n"
 
 
-@pytest.mark.parametrize("work", [lambda later: in_steps(long_steps(), later), long_coroutine], ids=["steps", "turns"])
+@pytest.mark.parametrize(
+    "work", [lambda later: run_in_steps(long_steps(), later), long_coroutine], ids=["steps", "turns"]
+)
 def test_long_work_leaves_turns_to_others(work: Callable[[Later], Awaitable[bytes]]) -> None:
     sink, later = Sink(), Later()
 
     async def answer() -> Answer:
         return Answer(await work(later))
 
-    deliver(answer(), sink, 0)
+    run_into(answer(), sink, 0)
     assert not sink.found
     assert later.run() >= 4  # more on a busy machine
     assert sink.found == [(0, b"+done\r\n")]

@@ -11,8 +11,8 @@ from typing import Any, cast
 import hiredis
 
 from resp_server import native
-from resp_server.forwarding.raw_replies import RawReply, Steps, as_bytes, raw_reply_of, split_header
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, raw_reply_of, split_header
 
 BULKS = b"$="
 BULK_MARKS = (b"$", b"=")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from resp_server.forwarding.reply_splitter import FrameError, pack
 from resp_server.protocol.request_parser import Request
+from resp_server.raw_replies.reply_splitter import FrameError, pack
 
 BUSY = b"-BUSY "
 
