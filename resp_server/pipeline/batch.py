@@ -21,7 +21,7 @@ from resp_server.raw_replies.raw_reply import (
     chunks_of,
 )
 from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, indexes_behind
+from resp_server.session.epochs import NO_EPOCHS, Epochs, ReplyEpochs, indexes_behind
 from resp_server.session.session import Session
 
 # Twice the deadline of any request (`LONG_TIMEOUT_S` of servers), so it is reached only after a bug.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resp_server.native.fast_path import FastPath
 
 
-class Unsent(Enum):
+class LocalReason(Enum):
     """Why a backend sends no request to other processes, so that this process replies."""
 
     TRANSACTION = auto()  # it is queued after MULTI, or is MULTI, EXEC, DISCARD, WATCH or UNWATCH
@@ -51,14 +51,14 @@ class Unsent(Enum):
 
 # Adds a request's reply to a batch, or returns why it does not. It may wait for the client's next batch, in which the
 # request is the first.
-Handling = Coroutine[None, ReplyBatch | None, Unsent | None]
+AnsweringRequest = Coroutine[None, ReplyBatch | None, LocalReason | None]
 
 
 class WaitingRequest(NamedTuple):
     """A request that waits for its client's next batch."""
 
     request: Request
-    answering: Handling
+    answering: AnsweringRequest
 
 
 class Backend(TransactionBackend, Protocol):
@@ -83,7 +83,7 @@ class Backend(TransactionBackend, Protocol):
     def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
         """Send a request that needs no checks but those of its form and its client; False: it needs others."""
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
         """Add a request's reply to a batch, or return why not. batch.is_last: later requests have to wait."""
 
     def check(self, context: CommandContext, command: Command, request: Request) -> None:
@@ -163,8 +163,8 @@ class BatchedPipeline:
                 try:
                     answering.send(next_batch)
                 except StopIteration as end:
-                    unsent = end.value
-                    later = None if unsent is None else self._answer_here(context, request, batch, unsent)
+                    reason = end.value
+                    later = None if reason is None else self._answer_here(context, request, batch, reason)
                 else:
                     self._waiting[session.id] = WaitingRequest(request, answering)
                     answered -= 1
@@ -210,10 +210,10 @@ class BatchedPipeline:
         batch.refuse(index, error)
 
     def _answer_here(
-        self, context: CommandContext, request: Request, batch: ReplyBatch, unsent: Unsent
+        self, context: CommandContext, request: Request, batch: ReplyBatch, reason: LocalReason
     ) -> Sliced | None:
         """Answer a request that the backend does not. Returns a reply in steps, which is sent after the batch."""
-        if unsent is Unsent.TRANSACTION and self._transactions.answer(context, request, batch):
+        if reason is LocalReason.TRANSACTION and self._transactions.answer(context, request, batch):
             batch.is_last = True
             return None
         session, reply = context.session, self._own.reply_to(context, request)

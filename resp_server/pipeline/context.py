@@ -32,7 +32,8 @@ from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, Told, epoch_words
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed, SentFacts
+from resp_server.session.epochs import epoch_words
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import PUSH
@@ -212,18 +213,18 @@ class ServerContext:
     def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return the encoded pending pushes of a following connection."""
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pending_pushes(self._told())
+        return epoch_feed.pending_pushes(self._sent_facts())
 
     def pushes_around_reply(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return the pushes before a reply that may be from these or older epochs."""
         self.renew_all()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.pushes_around_reply(self._told())
+        return epoch_feed.pushes_around_reply(self._sent_facts())
 
-    def _told(self) -> Told:
+    def _sent_facts(self) -> SentFacts:
         """Return what following connections have to know by now."""
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
-        return Told(self.view.term_epochs(), version, self.view.logs, self.epochs.held.stalled_epochs())
+        return SentFacts(self.view.term_epochs(), version, self.view.logs, self.epochs.held.stalled_epochs())
 
     def epochs_now(self) -> tuple[Callable[[int], ReadPoint], Sequence[bytes]]:
         """Return what makes a read point of the view's epochs, for a clock reading, and STATE AT's arguments."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from resp_server.session.epoch_feed import JobEpoch, epochs_text
+from resp_server.session.epochs import JobEpoch, epochs_text
 from state_backend.model.clock import Clock
 from state_backend.store.keyspace import Job, Keyspace, KeyspaceView, SnapshotAt
 from state_backend.store.pinned_epochs import PinnedEpochs

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from resp_server.pipeline.held_jobs import HeldJobs
 from resp_server.protocol.errors import NoEpochError
-from resp_server.session.epoch_feed import epochs_text
+from resp_server.session.epochs import epochs_text
 from state_backend.model.clock import Clock
 from state_backend.store.keyspace import Keyspace, KeyspaceView
 from state_backend.store.pinned_epochs import PinnedEpochs

@@ -13,7 +13,7 @@ from resp_server.backends.routing.key_patterns_found import FoundKey
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 from state_backend.model.errors import SparkisError
 
 # RESP2, which every Redis has, and the client number of this program at the upstream's connections.

@@ -30,7 +30,7 @@ from resp_server.protocol.glob import literal_start
 from resp_server.push.clients import Clients
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
-from resp_server.session.epoch_feed import JobEpoch
+from resp_server.session.epochs import JobEpoch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import PATTERN, SubscriptionKind
 from resp_server.settings.event_classes import CLASSES, TO_KEYEVENT, TO_KEYSPACE, classes_of

@@ -27,7 +27,7 @@ from resp_server.raw_replies.reply_sinks import (
     malformed_reply,
     steps_or_error,
 )
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
+from resp_server.session.epochs import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
 # Returns the epochs that a request's client has seen.
 SeenEpochs = Callable[[], Epochs]

@@ -14,7 +14,7 @@ import hiredis
 from resp_server.protocol.errors import GenericError, ReplyError
 from resp_server.raw_replies.raw_reply import RawReply, Steps, result_of
 from resp_server.raw_replies.reply_splitter import FrameError
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.epochs import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")

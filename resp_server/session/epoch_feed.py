@@ -14,94 +14,24 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from resp_server.protocol.replies import Push, Reply, encode
-
-# A job's (term, epoch). They are ordered as in the job's log, also across generations.
-JobEpoch = tuple[int, int]
-
-# The newest epoch of each job. Never mutated: newer epochs are another object.
-Epochs: TypeAlias = Mapping[str, JobEpoch]
-# The distinct `Epochs` that the parts of a reply were read at.
-ReplyEpochs: TypeAlias = tuple[Epochs, ...]
+from resp_server.session.epochs import REMOVED, JobEpoch
 
 # The root and the identity of each job's log.
 Logs: TypeAlias = Mapping[str, tuple[str, str]]
 NO_LOGS: Logs = {}
 
-REMOVED: JobEpoch = (-1, -1)
-
-
-def epochs_text(epochs: Iterable[JobEpoch]) -> bytes:
-    """Return the terms and epochs as one argument of the protocol between proxies and servers."""
-    return ",".join(f"{term}:{epoch}" for term, epoch in epochs).encode()
-
-
-def epoch_words(epochs: Mapping[str, JobEpoch]) -> list[bytes]:
-    """Return the arguments of STATE AT that name jobs' epochs."""
-    rows = ((job.encode("utf-8", "surrogateescape"), *each) for job, each in sorted(epochs.items()))
-    return [word for job, term, epoch in rows for word in (job, b"%d" % term, b"%d" % epoch)]
-
-
-def epochs_in(text: bytes) -> list[JobEpoch]:
-    """Parse a result of `epochs_text`; ValueError if it is malformed."""
-    pairs = [each.split(b":") for each in text.split(b",") if each]
-    return [(int(term), int(epoch)) for term, epoch in pairs]
-
-
 NO_TOPOLOGY = -1
-EMPTY_EPOCHS: Epochs = {}
-NO_EPOCHS: ReplyEpochs = ()
-
-
-def latest(first: Epochs, second: Epochs) -> Epochs:
-    """Return the later epoch of each job."""
-    return {job: max(first.get(job, REMOVED), second.get(job, REMOVED)) for job in first.keys() | second.keys()}
-
-
-def is_behind(epochs: Epochs, seen: Epochs) -> bool:
-    """Return whether one job's epoch is earlier than its seen epoch; a job that is not in `epochs` does not count."""
-    return any(epochs.get(job, reached) < reached for job, reached in seen.items())
-
-
-def indexes_behind(replies: Sequence[ReplyEpochs]) -> list[int]:
-    """Return the indexes of the replies that are from an earlier epoch than a reply before them."""
-    found = []
-    newest: Epochs = EMPTY_EPOCHS
-    for number, epochs in enumerate(replies):
-        if any(is_behind(epoch, newest) for epoch in epochs):
-            found.append(number)
-        for epoch in epochs:
-            newest = latest(newest, epoch)
-    return found
-
-
-class SeenEpochs:
-    """The newest epochs of the replies that a client has received."""
-
-    __slots__ = ("_last", "epochs")
-
-    def __init__(self) -> None:
-        self.epochs = EMPTY_EPOCHS
-        self._last = NO_EPOCHS
-
-    def add(self, epochs: ReplyEpochs) -> None:
-        """Add the epochs of a reply."""
-        if epochs is not self._last:  # mostly the same object as before
-            self._last = epochs
-            for epoch in epochs:
-                self.epochs = epoch if self.epochs is EMPTY_EPOCHS else latest(self.epochs, epoch)
-
-
 # The limit of unsent changed keys, each with an overhead (guess). Beyond it, all keys count as changed.
 CHANGED_BYTES_MAX = 1 << 20
 KEY_OVERHEAD_BYTES = 64
 NEVER_SENT = -1
 
 
-class Told(NamedTuple):
+class SentFacts(NamedTuple):
     """The epochs and changes that a server sends to one follower.
 
     Args:
@@ -136,50 +66,43 @@ class EpochFeed:
         else:
             self._changed += keys
 
-    def pushes_around_reply(self, told: Told) -> bytes:
+    def pushes_around_reply(self, facts: SentFacts) -> bytes:
         """Return the pushes to send before a sliced reply; their changed keys are sent again after that reply."""
         changed = self._changed
-        pushes = self.pending_pushes(told)
+        pushes = self.pending_pushes(facts)
         if changed is None or changed:
             self.record_changes(changed)
             self.change_counter = NEVER_SENT
         return pushes
 
-    def pending_pushes(self, told: Told) -> bytes:
+    def pending_pushes(self, facts: SentFacts) -> bytes:
         """Return pending pushes and mark them sent."""
         pushes: list[Reply] = []
         if self._changed is None or self._changed:
             pushes.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
             self._changed, self._changed_bytes = [], 0
-        if told.logs is not self._sent_logs:
+        if facts.logs is not self._sent_logs:
             pushes += [
                 Push((b"log", job.encode(), root.encode(), identity.encode()))
-                for job, (root, identity) in told.logs.items()
+                for job, (root, identity) in facts.logs.items()
                 if self._sent_logs.get(job) != (root, identity)
             ]
-            self._sent_logs = told.logs
-        for job, newest in told.epochs.items():
+            self._sent_logs = facts.logs
+        for job, newest in facts.epochs.items():
             if newest is not None and self._sent_epochs.get(job) != newest:
                 self._sent_epochs[job] = newest
                 pushes.append(Push((b"epoch", job.encode(), *newest)))
-        for job in self._sent_epochs.keys() - told.epochs.keys():
+        for job in self._sent_epochs.keys() - facts.epochs.keys():
             del self._sent_epochs[job]
             pushes.append(Push((b"epoch", job.encode(), *REMOVED)))
-        if told.stalled or self._sent_stalled:
+        if facts.stalled or self._sent_stalled:
             pushes += [
-                Push((b"stalled", job.encode(), told.stalled.get(job)))
-                for job in told.stalled.keys() | self._sent_stalled.keys()
-                if told.stalled.get(job) != self._sent_stalled.get(job)
+                Push((b"stalled", job.encode(), facts.stalled.get(job)))
+                for job in facts.stalled.keys() | self._sent_stalled.keys()
+                if facts.stalled.get(job) != self._sent_stalled.get(job)
             ]
-            self._sent_stalled = told.stalled
-        if told.topology_version != self._sent_version:
-            self._sent_version = told.topology_version
-            pushes.append(Push((b"topology", told.topology_version)))
+            self._sent_stalled = facts.stalled
+        if facts.topology_version != self._sent_version:
+            self._sent_version = facts.topology_version
+            pushes.append(Push((b"topology", facts.topology_version)))
         return b"".join([encode(push, 3) for push in pushes])
-
-
-def union_of(epochs: ReplyEpochs, more: ReplyEpochs) -> ReplyEpochs:
-    """Return the epochs of two replies, each once."""
-    if epochs is more or not more:
-        return epochs
-    return epochs + tuple(each for each in more if not any(each is other for other in epochs)) if epochs else more

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from resp_server import native
 from resp_server.session.account import Account
-from resp_server.session.epoch_feed import EpochFeed, SeenEpochs
+from resp_server.session.epoch_feed import EpochFeed
+from resp_server.session.epochs import SeenEpochs
 from resp_server.session.subscriptions import SubscriptionKind, Subscriptions
 from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import ReadPoint, Transaction, WatchedVersion

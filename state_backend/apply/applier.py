@@ -601,15 +601,15 @@ def follow_until_end(
 
     It also ends once the applier rests. Two steps without work are LOOK_EVERY_S apart, however many lines there are.
     """
-    lines, filesystem = ServerLines(applier, input_file), applier.log.filesystem
-    applier.before_epoch = lines.obey_sent
+    commands, filesystem = ServerCommands(applier, input_file), applier.log.filesystem
+    applier.before_epoch = commands.execute_available
     first_s = filesystem.probe_interval_s if probe_interval_s is None else probe_interval_s
     schedule = PollSchedule(first_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min)
     is_notified = False
     while True:
         before, epochs, began_s = applier.last_report, applier.applied_epochs, time.monotonic()
         has_more = applier.step()
-        has_more |= (were_sent := lines.pop_were_sent())
+        has_more |= (had_commands := commands.pop_had_commands())
         now_s = time.monotonic()
         schedule.note_look(
             now_s,
@@ -617,9 +617,9 @@ def follow_until_end(
             epochs=applier.applied_epochs - epochs,
             was_announced=is_notified,
         )
-        is_notified = lines.wait(0 if has_more else schedule.pause_s(now_s))
+        is_notified = commands.wait(0 if has_more else schedule.pause_s(now_s))
         if not is_notified:
-            is_notified = were_sent
+            is_notified = had_commands
             if applier.rest(rest_after_s):
                 return
             if not has_more:
@@ -627,58 +627,58 @@ def follow_until_end(
             continue
         if not has_more:
             time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
-        if not lines.obey():
+        if not commands.execute():
             return
 
 
 def apply_past(applier: Applier, input_file: int, epoch: int) -> None:
     """Apply the epochs up to a past one, and then wait until the input ends: the log is not followed."""
-    lines, is_open = ServerLines(applier, input_file), True
+    commands, is_open = ServerCommands(applier, input_file), True
     while is_open and (applier.step() or applier.last_report.get("applied") != epoch):
-        if lines.wait(PAST_RETRY_S if applier.last_report.get("error") else 0):
-            is_open = lines.obey()
+        if commands.wait(PAST_RETRY_S if applier.last_report.get("error") else 0):
+            is_open = commands.execute()
     while is_open:
-        is_open = lines.obey()
+        is_open = commands.execute()
 
 
-class ServerLines:
-    """The lines that the server sends to an applier.
+class ServerCommands:
+    """The commands that the server sends to an applier, one a line.
 
     Args:
-        descriptor: What they are read from.
+        descriptor: The file from which they are read.
     """
 
     def __init__(self, applier: Applier, descriptor: int) -> None:
         self._applier, self._descriptor = applier, descriptor
         self._rest = b""
-        self._were_sent = False
+        self._had_commands = False
 
     def wait(self, seconds: float) -> bool:
         """Wait for lines, for at most so long; return whether there are any, or the input has ended."""
         return bool(select.select([self._descriptor], [], [], seconds)[0])
 
-    def obey(self) -> bool:
-        """Read and obey lines; return False at the end of the input."""
+    def execute(self) -> bool:
+        """Read lines and execute their commands; return False at the end of the input."""
         read = os.read(self._descriptor, 65536)
         if not read:
             return False
         *lines, rest = (self._rest + read).split(b"\n")
         self._rest = rest[:LINE_BYTES_MAX]
         for line in lines:
-            _obey(self._applier, line)
+            _execute(self._applier, line)
         return True
 
-    def obey_sent(self) -> None:
-        """Obey the lines that are there, between a step's search for an epoch and its application."""
-        self._were_sent |= self.wait(0) and self.obey()
+    def execute_available(self) -> None:
+        """Execute the commands that are there, between a step's search for an epoch and its application."""
+        self._had_commands |= self.wait(0) and self.execute()
 
-    def pop_were_sent(self) -> bool:
-        """Return whether the last step has obeyed lines, of which some are for the next step."""
-        were_sent, self._were_sent = self._were_sent, False
-        return were_sent
+    def pop_had_commands(self) -> bool:
+        """Return whether the last step has executed commands, of which some are for the next step."""
+        had_commands, self._had_commands = self._had_commands, False
+        return had_commands
 
 
-def _obey(applier: Applier, line: bytes) -> None:
+def _execute(applier: Applier, line: bytes) -> None:
     if line.startswith(b"events"):
         applier.record_events(line.endswith(b"on"))
     elif line.startswith(b"slots"):

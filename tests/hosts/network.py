@@ -114,7 +114,7 @@ class Host:
         pipe = subprocess.PIPE
         command = ["unshare", *SPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
         code = INIT.format(name=self.name)
-        # Told to end, `unshare` complains about a signal that cannot be blocked.
+        # SentFacts to end, `unshare` complains about a signal that cannot be blocked.
         self._init = subprocess.Popen([*command, "sh", "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == b"ready\n", f"host {self.name} does not start"

@@ -35,7 +35,7 @@ from resp_server.raw_replies.pipelined_connection import PipelineFields
 from resp_server.raw_replies.raw_reply import as_bytes
 from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.raw_replies.reply_splitter import ReplySplitter, items_of, pack
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
+from resp_server.session.epochs import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs
 from resp_server.session.tracking import TrackingState
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.slots import SLOTS, slot_of

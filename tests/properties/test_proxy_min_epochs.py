@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from resp_server.backends.servers.min_epochs import MinEpochs, has_reached
 from resp_server.backends.servers.replica_choice import BEHIND_S_MAX, ReplicaChoice
-from resp_server.session.epoch_feed import (
+from resp_server.session.epochs import (
     EMPTY_EPOCHS,
     REMOVED,
     Epochs,

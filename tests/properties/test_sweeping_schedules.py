@@ -111,7 +111,7 @@ class Scene:
         writer.publish([change], number, clock_ms=1_000 + number)
         if not is_replay:
             self.acknowledged.append(Acknowledged(query, writer.current.term, writer.generation, number, value))
-        # Told so late that the checkpoint was set back meanwhile, and another writer went on from there.
+        # SentFacts so late that the checkpoint was set back meanwhile, and another writer went on from there.
         if not any(term > writer.current.term and first <= number for term, first in self.set_back):
             self.checkpoints[query] = number + 1
 

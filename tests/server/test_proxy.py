@@ -31,7 +31,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}

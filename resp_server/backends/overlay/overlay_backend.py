@@ -42,7 +42,7 @@ from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
-from resp_server.pipeline.batched import Unsent
+from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.called import OwnRequests
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
@@ -211,7 +211,7 @@ class OverlayBackend:
         """Return False: each key's owner must be found."""
         return False
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
         """Answer a request by the backends that have its keys, or return why not; ReplyError if none may answer it."""
         session = context.session
         if self._has_client_logins and session.transaction is None and not is_long(request):

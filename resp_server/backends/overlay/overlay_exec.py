@@ -39,7 +39,7 @@ from resp_server.raw_replies.packing import pack_in_steps
 from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, raw_reply_of
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.raw_replies.reply_splitter import items_of, pack
-from resp_server.session.epoch_feed import Epochs, latest, union_of
+from resp_server.session.epochs import Epochs, latest, union_of
 from resp_server.session.session import Session
 
 # Queued commands that are searched for SELECT in one step (guess: 0.1 ms).

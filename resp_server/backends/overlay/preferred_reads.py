@@ -18,7 +18,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.answers import Answer, Replies, SeenEpochs, all_of, ask, run_into
 from resp_server.raw_replies.raw_reply import is_error
 from resp_server.raw_replies.reply_sinks import Defer, ReplySink
-from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.epochs import ReplyEpochs
 
 ABSENT = b":0\r\n"
 # A read is repeated if an epoch came between its two requests to the states. Twice in a row is rare (guess).

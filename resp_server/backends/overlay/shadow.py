@@ -39,7 +39,7 @@ from resp_server.raw_replies.answers import Answer, Answering, CallbackWait, Rep
 from resp_server.raw_replies.raw_reply import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.raw_replies.reply_splitter import items_of, pack
-from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.epochs import ReplyEpochs
 
 # Comparisons that run, or wait for a retry. Further reads are not compared (guess).
 COMPARISONS_MAX = 256

@@ -20,7 +20,7 @@ from resp_server.raw_replies.answers import Answer, ReplyFuture, all_of, epochs_
 from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, raw_reply_of, text_of
 from resp_server.raw_replies.reply_sinks import Defer, merge_or_error
 from resp_server.raw_replies.reply_splitter import items_of
-from resp_server.session.epoch_feed import union_of
+from resp_server.session.epochs import union_of
 
 # The number of keys whose owner is looked up in one step (guess: 0.2 ms).
 KEYS_AT_ONCE = 128

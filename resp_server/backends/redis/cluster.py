@@ -31,7 +31,7 @@ from resp_server.raw_replies.packing import Packed, pack_in_steps
 from resp_server.raw_replies.raw_reply import RawReply, Steps
 from resp_server.raw_replies.reply_sinks import Defer, Merge, ReplySink, merge_or_error
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")

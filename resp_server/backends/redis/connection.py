@@ -28,7 +28,7 @@ from resp_server.raw_replies.pipelined_connection import PipelinedConnection
 from resp_server.raw_replies.raw_reply import RawReply
 from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
 from resp_server.raw_replies.reply_splitter import FrameError
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epochs import NO_EPOCHS
 
 # The time to connect and to log in (guess).
 CONNECT_S_MAX = 1.0

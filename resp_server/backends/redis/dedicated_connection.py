@@ -33,7 +33,7 @@ from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
 from resp_server.raw_replies.reply_sinks import ReplySink, UnansweredError
 from resp_server.raw_replies.reply_splitter import PING, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 from resp_server.session.transaction import check_watch_limits
 
 CLIENT_ID = pack((b"CLIENT", b"ID"))

@@ -23,7 +23,7 @@ from resp_server.protocol.errors import ReplyError, internal_error
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import PING, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 
 logger = logging.getLogger("sparkis.proxy")
 

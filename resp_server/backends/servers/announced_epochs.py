@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from resp_server.backends.servers.min_epochs import has_reached
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
+from resp_server.session.epochs import EMPTY_EPOCHS, NO_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs
 
 Value = TypeVar("Value")
 

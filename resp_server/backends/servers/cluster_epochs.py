@@ -7,7 +7,7 @@ from collections.abc import Set
 from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
 from resp_server.backends.servers.outages import CommonEpoch, Outages
 from resp_server.backends.servers.requests import ConnectionKey
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
+from resp_server.session.epochs import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, latest
 
 # A job that no server announces for this long counts as removed. Then no request waits for its epochs (guess).
 REMOVED_AFTER_S = 5.0

@@ -12,7 +12,7 @@ from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.raw_replies.raw_reply import RawReplySender, ReplyChunks
 from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import Epochs, ReplyEpochs
+from resp_server.session.epochs import Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
 

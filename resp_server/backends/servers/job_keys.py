@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from resp_server.session.epoch_feed import REMOVED, JobEpoch
+from resp_server.session.epochs import REMOVED, JobEpoch
 from state_backend.model.descriptor import KeyFormat
 from state_backend.store.keyspace import UNREADABLE
 

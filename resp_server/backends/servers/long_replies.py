@@ -8,7 +8,7 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.server_connection import REPLY_BYTES_MAX, ServerProtocol
 from resp_server.protocol.errors import GenericError
 from resp_server.raw_replies.raw_reply import RawReply
-from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.epochs import ReplyEpochs
 
 
 class LongReply:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.backends.servers.slot_map import ends_of_runs
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, latest
+from resp_server.session.epochs import EMPTY_EPOCHS, REMOVED, Epochs, latest
 from state_backend.model.slots import SLOTS
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from resp_server.session.epoch_feed import JobEpoch
+from resp_server.session.epochs import JobEpoch
 
 
 class CommonEpoch(NamedTuple):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from resp_server.backends.servers.delegation import DELEGATED_REPLIES
+from resp_server.backends.servers.forwarder_replies import FORWARDER_REPLIES
 from resp_server.backends.servers.native import client_forwarder
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.transports import isolated
 from resp_server.pipeline.batched import BatchedPipeline
 from resp_server.protocol.replies import ReplyStream
-from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.epochs import ReplyEpochs
 
 
 class ProxyConnection(Connection):
@@ -57,9 +57,9 @@ class ProxyConnection(Connection):
     # -- called by the forwarder ---------------------------------------------------------------------------------------
 
     @property
-    def is_delegated(self) -> bool:
+    def is_forwarder_replying(self) -> bool:
         """Return whether the forwarder sends the replies now."""
-        return self.reply.pending is DELEGATED_REPLIES
+        return self.reply.pending is FORWARDER_REPLIES
 
     def send_stream(self, reply: ReplyStream) -> None:
         """Send a streamed reply, in turns of this client."""
@@ -83,8 +83,8 @@ class ProxyConnection(Connection):
             data = self._forwarder.forward(data)
             if self._forwarder.deliver_complete():
                 return
-            if self.is_delegated or not data:
-                self.is_idle = not self.is_delegated
+            if self.is_forwarder_replying or not data:
+                self.is_idle = not self.is_forwarder_replying
                 self.input.set_reading(not self.input.data)  # buffered input is answered first
                 return
         self._answer_soon(data)

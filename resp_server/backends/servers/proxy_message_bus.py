@@ -17,7 +17,7 @@ from resp_server.raw_replies.answers import Answer, ReplyFuture, run_into
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind, check_name
 from state_backend.model.slots import slot_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from resp_server.backends.servers.min_epochs import has_reached
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs
+from resp_server.session.epochs import EMPTY_EPOCHS, Epochs
 
 # How long a server may be behind: longer than servers of a shard usually differ in applying an epoch, and much shorter
 # than a request's deadline, so that after a switch the other server can still answer a client that has already seen the

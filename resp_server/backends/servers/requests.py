@@ -16,7 +16,7 @@ from resp_server.raw_replies.answers import Replies, run_into
 from resp_server.raw_replies.raw_reply import RawReply
 from resp_server.raw_replies.reply_sinks import Defer, ReplySink
 from resp_server.raw_replies.reply_splitter import array_in_order, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, ReplyEpochs, epoch_words
+from resp_server.session.epochs import NO_EPOCHS, Epochs, ReplyEpochs, epoch_words
 from state_backend.model.slots import slot_of
 
 

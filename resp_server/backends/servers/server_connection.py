@@ -31,7 +31,7 @@ from resp_server.raw_replies.handshake import Handshake, HandshakeError
 from resp_server.raw_replies.pipelined_connection import Link, PipelinedConnection
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes
 from resp_server.raw_replies.reply_splitter import PING, FrameError, ReplySplitter, pack
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
+from resp_server.session.epochs import EMPTY_EPOCHS, REMOVED, Epochs, JobEpoch, ReplyEpochs, epochs_in
 from state_backend.apply.store_log import StoreLog
 from state_backend.store.keyspace import UNREADABLE
 

@@ -22,7 +22,7 @@ from resp_server.command.policy import AnsweredBy, Joined, Role
 from resp_server.command.table import Command
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.pipeline.batched import Unsent
+from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.called import Caller, OwnRequests, has_slot, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
@@ -177,7 +177,7 @@ class ServersBackend:
         send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session.protocol, batch)
         return True
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
         """Forward a request, or return why not. batch.is_last: later requests have to wait for its reply."""
         if type(request) is LongRequest and self.long.answer(context, request, batch):
             batch.is_last = True
@@ -186,25 +186,25 @@ class ServersBackend:
         if route is not None:
             is_queued = context.session.transaction is not None
             if is_queued or route.command.facts.group == TRANSACTIONS:
-                return Unsent.TRANSACTION
+                return LocalReason.TRANSACTION
         return self._forward(context, request, batch)
 
-    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> Unsent | None:
+    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
         session = context.session
         try:
             command = self._table.find(request)
             command.check_arity(request)
         except ReplyError:
-            return Unsent.REFUSED
+            return LocalReason.REFUSED
         answered_by = command.answered_without_upstream
         if answered_by is AnsweredBy.LOCAL:
-            return Unsent.LOCAL
+            return LocalReason.LOCAL
         if not self.has_keys(session):
-            return Unsent.NO_KEYS
+            return LocalReason.NO_KEYS
         is_sent = admission.may_leave(session, command, request)
         is_sent = is_sent and self.sender.send(command, request, session, batch, answered_by)
         if not is_sent:
-            return Unsent.REFUSED
+            return LocalReason.REFUSED
         if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
             session.last_command = command.name
             self._server.stats.command_stats(command.name).calls += 1

@@ -36,7 +36,7 @@ from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.answers import Answer, Turns, all_of, run_in_steps
 from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
-from resp_server.session.epoch_feed import JobEpoch, ReplyEpochs, epochs_in
+from resp_server.session.epochs import JobEpoch, ReplyEpochs, epochs_in
 
 
 class ServersExec(BackendExec):

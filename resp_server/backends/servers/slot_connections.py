@@ -10,7 +10,7 @@ from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.min_epochs import MinEpochs, has_reached
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.slot_map import SlotMap
-from resp_server.session.epoch_feed import EMPTY_EPOCHS, Epochs, latest
+from resp_server.session.epochs import EMPTY_EPOCHS, Epochs, latest
 from state_backend.model.slots import SLOTS
 
 # The compiled forwarder numbers connections with one byte.

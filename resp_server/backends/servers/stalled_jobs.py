@@ -9,7 +9,7 @@ from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.outages import CommonEpoch, newest_common
 from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.server_connection import ServerConnection
-from resp_server.session.epoch_feed import REMOVED, JobEpoch
+from resp_server.session.epochs import REMOVED, JobEpoch
 
 logger = logging.getLogger("sparkis.proxy")
 

@@ -42,7 +42,7 @@ from resp_server.raw_replies.answers import ReplyFuture, in_background
 from resp_server.raw_replies.raw_reply import as_bytes
 from resp_server.raw_replies.reply_sinks import Defer
 from resp_server.raw_replies.reply_splitter import PING, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest
+from resp_server.session.epochs import NO_EPOCHS, Epochs, JobEpoch, ReplyEpochs, latest
 from resp_server.session.session import RESP2, RESP3
 from state_backend.apply.store_log import StoreLog
 from state_backend.model.slots import SLOTS

@@ -23,7 +23,7 @@ from resp_server.raw_replies.answers import ReplyFuture
 from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, split_header
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import PING, items_of, pack
-from resp_server.session.epoch_feed import NO_EPOCHS, JobEpoch, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, JobEpoch, ReplyEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import WatchedVersion
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from resp_server.native.client_fields import InputInterceptor
 from resp_server.raw_replies.raw_reply import RawReplySender
-from resp_server.session.epoch_feed import Epochs, ReplyEpochs
+from resp_server.session.epochs import Epochs, ReplyEpochs
 
 class ForwarderSink(Protocol):
     """The client of a batch of requests. Its methods do not raise: replies of other clients come next."""

@@ -13,7 +13,7 @@ from resp_server.backends.servers.native.key_patterns cimport STATES, UPSTREAM_B
 from resp_server.raw_replies.raw_reply import JOINED_BYTES_MAX, RawReplySender
 from resp_server.raw_replies.reply_sinks import malformed_reply
 from resp_server.raw_replies.reply_splitter import FrameError
-from resp_server.session.epoch_feed import NO_EPOCHS, indexes_behind, union_of
+from resp_server.session.epochs import NO_EPOCHS, indexes_behind, union_of
 
 cdef enum:
     DRAWN_MAX = 1024  # random keys from which the share of hidden ones is estimated (guess)

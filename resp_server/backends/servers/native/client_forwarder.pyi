@@ -6,7 +6,7 @@ from typing import Protocol
 from resp_server.backends.servers.native.client_batch import BatchClient
 from resp_server.backends.servers.native.forwarder import Forwarder
 from resp_server.raw_replies.raw_reply import RawReplySender
-from resp_server.session.epoch_feed import Epochs, ReplyEpochs
+from resp_server.session.epochs import Epochs, ReplyEpochs
 from resp_server.session.session import Session
 
 class ForwarderConnection(Protocol):

@@ -11,11 +11,11 @@ from resp_server.backends.servers.native.client_batch cimport BatchClient, Clien
 from resp_server.backends.servers.native.forwarded_commands cimport BEGIN, RUN, WORD_BYTES_MAX, WORDS_MAX
 from resp_server.backends.servers.native.forwarder cimport Forwarder
 
-from resp_server.backends.servers.delegation import DELEGATED_REPLIES, NO_TURN
+from resp_server.backends.servers.forwarder_replies import FORWARDER_REPLIES, NO_SCHEDULED_TURN
 from resp_server.backends.servers.transaction_plan import PACKED_EXEC
 from resp_server.pipeline.transactions import FORWARDED_BYTES_MAX
 from resp_server.protocol.request_parser import ARGUMENT_OVERHEAD_BYTES
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epochs import NO_EPOCHS
 
 cdef enum:
     # Of an incomplete request or transaction, which is parsed again when more input arrives: at most some 1,000 words (guess).
@@ -234,12 +234,12 @@ cdef class ClientForwarder(BatchClient):
         self.forwarded = forwarded
         self.fields.calls += forwarded
         self.connection.is_idle = False
-        self.connection.reply.pending, self.connection._next_turn = DELEGATED_REPLIES, NO_TURN
+        self.connection.reply.pending, self.connection._next_turn = FORWARDER_REPLIES, NO_SCHEDULED_TURN
         self.connection.input.data = PyBytes_FromStringAndSize(<const char*>rest, end - rest) if rest < end else b""
         self.complete_batch, self.forwarder.complete_batch = self.forwarder.complete_batch, None
         return 0
 
-    cdef bint end_delegation(self) except -1:
+    cdef bint end_forwarder_replies(self) except -1:
         """Let the connection answer requests again; return False if the client has disconnected."""
         self.connection.reply.pending = self.connection._next_turn = None
         return not self.connection._transport.is_closing()
@@ -309,7 +309,7 @@ cdef class ClientForwarder(BatchClient):
         """Send the last replies, and close the client's connection: the upstream did not answer a request that may have run."""
         connection = self.connection
         try:
-            if not self.end_delegation():
+            if not self.end_forwarder_replies():
                 return
             self.session.close()
             if type(replies) is bytes:
@@ -351,7 +351,7 @@ cdef class ClientForwarder(BatchClient):
         connection, session = self.connection, self.session
         self.executed = None
         try:
-            if not self.end_delegation():
+            if not self.end_forwarder_replies():
                 return 0
             if epochs is not self.last_epochs:  # equal epochs were added with an earlier reply
                 session.seen.add(epochs)

@@ -25,7 +25,7 @@ from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.raw_replies.reply_splitter import pack
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epochs import NO_EPOCHS
 
 OK = b"+OK\r\n"
 KEY_COUNT = pack((b"DBSIZE",))

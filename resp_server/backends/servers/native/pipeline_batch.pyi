@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.raw_replies.raw_reply import RawReply
-from resp_server.session.epoch_feed import Epochs, ReplyEpochs
+from resp_server.session.epochs import Epochs, ReplyEpochs
 
 class PipelineBatch:
     deadline_s: float

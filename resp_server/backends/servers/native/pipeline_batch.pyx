@@ -17,7 +17,7 @@ from resp_server.backends.servers.retries import SENDS_MAX
 from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.raw_replies.reply_splitter import PING, FrameError
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epochs import NO_EPOCHS
 
 PONG = b"+PONG\r\n"
 

@@ -8,7 +8,7 @@ table before anything else runs (see `tracked_reads`). The keys of a transaction
 from resp_server.native.client_fields cimport record_reads
 from resp_server.backends.servers.native.client_batch cimport BatchClient, ClientBatch
 
-from resp_server.session.epoch_feed import NO_EPOCHS
+from resp_server.session.epochs import NO_EPOCHS
 
 
 cdef class ReplyDelivery:

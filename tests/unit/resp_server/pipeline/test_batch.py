@@ -10,7 +10,7 @@ from resp_server.acl.user import User
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.protocol.replies import ReplyStream, Sliced, SlicedEncoder
 from resp_server.raw_replies.reply_sinks import UnansweredError
-from resp_server.session.epoch_feed import ReplyEpochs
+from resp_server.session.epochs import ReplyEpochs
 from resp_server.session.session import Session
 
 OLD: ReplyEpochs = ({"job": (1, 1)},)

@@ -23,7 +23,7 @@ from resp_server.raw_replies.answers import (
 )
 from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes
 from resp_server.raw_replies.reply_sinks import ReplySink
-from resp_server.session.epoch_feed import NO_EPOCHS, ReplyEpochs
+from resp_server.session.epochs import NO_EPOCHS, ReplyEpochs
 
 
 class Sink(ReplySink):

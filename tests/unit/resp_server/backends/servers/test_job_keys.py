@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resp_server.backends.servers.job_keys import JobKeys
-from resp_server.session.epoch_feed import REMOVED
+from resp_server.session.epochs import REMOVED
 from state_backend.store.keyspace import UNREADABLE
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resp_server.backends.servers.outages import CommonEpoch, Outages, newest_common
-from resp_server.session.epoch_feed import epochs_in, epochs_text
+from resp_server.session.epochs import epochs_in, epochs_text
 
 EPOCHS = st.tuples(st.integers(0, 2), st.integers(0, 4))
 

@@ -11,7 +11,7 @@ from resp_server.backends.servers.announced_epochs import AnnouncedEpochs
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.requests import ConnectionKey
 from resp_server.backends.servers.server_stores import ServerStores
-from resp_server.session.epoch_feed import JobEpoch
+from resp_server.session.epochs import JobEpoch
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import StoreError

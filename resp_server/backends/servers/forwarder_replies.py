@@ -7,14 +7,14 @@ import asyncio
 from resp_server.protocol.replies import Pending
 
 
-class DelegatedReplies(Pending):
+class ForwarderReplies(Pending):
     """Stands for replies that the forwarder sends (see `ClientForwarder.delegate`)."""
 
     def __init__(self) -> None:
         super().__init__(0.0, lambda: None)
 
 
-class NoTurn(asyncio.Handle):
+class NoScheduledTurn(asyncio.Handle):
     """Stands for the next turn while the forwarder sends the replies; there is nothing to cancel."""
 
     def __init__(self) -> None:
@@ -24,4 +24,4 @@ class NoTurn(asyncio.Handle):
         pass
 
 
-DELEGATED_REPLIES, NO_TURN = DelegatedReplies(), NoTurn()
+FORWARDER_REPLIES, NO_SCHEDULED_TURN = ForwarderReplies(), NoScheduledTurn()
