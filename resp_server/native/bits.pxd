@@ -17,31 +17,31 @@ cdef extern from *:
     int count_ones "__builtin_popcountll"(unsigned long long) noexcept nogil
 
 
-cdef inline int put_bits(Output* out, const Word* words, size_t arguments, int shape, const Record* record) except -2:
+cdef inline int put_bits(Output* out, const Word* words, size_t arguments, int reply, const Record* record) except -2:
     """Write a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
     cdef int64_t size = <int64_t>record.size, number = 0, first = 0, last = -1, count = 0
-    cdef size_t at = 1 if shape == LENGTHS else 2
+    cdef size_t at = 1 if reply == LENGTHS else 2
     cdef bint has_end = arguments >= at + 2
     cdef uint8_t skipped
-    if shape != LENGTHS and not integer(&words[1], &number):
+    if reply != LENGTHS and not integer(&words[1], &number):
         return GENERAL
-    if shape == FLAGS:
+    if reply == FLAGS:
         if not 0 <= number <= BIT_OFFSET_MAX:
             return GENERAL
         return put_line(out, c":", record.payload[number >> 3] >> (7 - (number & 7)) & 1 if number >> 3 < size else 0) + ANSWERED
-    if arguments > at + 2 or (shape == LENGTHS and arguments == 2) or not 0 <= number <= 1:
+    if arguments > at + 2 or (reply == LENGTHS and arguments == 2) or not 0 <= number <= 1:
         return GENERAL
     if arguments > at and not integer(&words[at], &first):
         return GENERAL
     if has_end and not integer(&words[at + 1], &last):
         return GENERAL
     if record.form < 0:
-        return put_line(out, c":", 0 if shape == LENGTHS or not number else -1) + ANSWERED
-    if shape == LENGTHS and has_end and first < 0 and last < 0 and first > last:
+        return put_line(out, c":", 0 if reply == LENGTHS or not number else -1) + ANSWERED
+    if reply == LENGTHS and has_end and first < 0 and last < 0 and first > last:
         return put_line(out, c":", 0) + ANSWERED
     first = max(0, first + size) if first < 0 else first
     last = min(max(0, last + size) if last < 0 else last, size - 1)
-    if shape == LENGTHS:
+    if reply == LENGTHS:
         while first <= last:
             if last - first >= 7:
                 count += count_ones(u64(record.payload + first))

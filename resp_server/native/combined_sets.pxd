@@ -87,7 +87,7 @@ cdef inline int64_t combine(
 cdef inline bint parse_combination(const Word* words, size_t count, size_t keys, const Row* row, Combination* wanted) except -1:
     """Parse the options after the keys; False: the general path parses them."""
     cdef size_t at = keys, i
-    cdef bint has_weights = row.shape in (IN_ANY, IN_ALL), is_counted = row.shape == COUNT_IN_ALL
+    cdef bint has_weights = row.reply in (IN_ANY, IN_ALL), is_counted = row.reply == COUNT_IN_ALL
     wanted.aggregate, wanted.has_scores, wanted.limit = SUM, False, 0
     if keys > SETS_MAX or (keys < count and row.kind == SET and not is_counted):
         return False

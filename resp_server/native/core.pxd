@@ -7,7 +7,7 @@ from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.jobs cimport Jobs
 from resp_server.native.lookup_batch cimport REQUESTS_MAX, LookupBatch, Request
 from resp_server.native.rows cimport COMMANDS_MAX
-from resp_server.native.rules cimport Rules
+from resp_server.native.permissions cimport Permissions
 from resp_server.native.wire cimport Word
 
 cdef enum:
@@ -45,15 +45,15 @@ cdef class Core:
     cdef bint is_caching_set, is_optin, is_optout  # as in the client's `TrackingState`
     cdef object count_keys, epochs_now, read_clock, report
     cdef int64_t key_count  # in the view; -1: the general path counts them, -2: not counted yet
-    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0
+    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Permissions permissions) except? 0
     cdef int use_view(self, view, bint is_node) except -1
-    cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
-    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1
-    cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1
+    cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Permissions permissions) except NULL
+    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Permissions permissions) except -1
+    cdef bint admit(self, Request* request, const Word* words, size_t count, Permissions permissions) except -1
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all)
     cdef bint may_answer(self, const Word* words, size_t count) noexcept
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept
-    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1
+    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Permissions permissions) except -1
     cdef int drop_lookaheads(self) noexcept
     cdef bint has_lookahead(self, const uint8_t* start) noexcept
     cdef int begin_tracking(self, tracking_state) except -1
@@ -63,12 +63,12 @@ cdef class Core:
     cdef int count_requests(self, uint32_t first, uint32_t end_request, bint is_transaction) except -1
     cdef bint may_run_transaction(self) except -1
     cdef int begin_transaction(self) except -1
-    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
+    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Permissions permissions) except NULL
     cdef int discard(self) except -1
     cdef bint may_queue_slots(self, const Request* request) noexcept
     cdef int note_slots(self, const Request* request, dict slots) except -1
-    cdef bint run_queued(self, list queued, Rules rules) except -1
-    cdef bint add_queued(self, list queued, Rules rules) except -1
+    cdef bint run_queued(self, list queued, Permissions permissions) except -1
+    cdef bint add_queued(self, list queued, Permissions permissions) except -1
     cdef int64_t exec_of(self, uint32_t first, uint32_t end_request) except -1
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2
     cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2

@@ -29,7 +29,7 @@ from resp_server.native.lookup_batch cimport (
 from resp_server.native.member_replies cimport reply_of_distance, reply_of_members
 from resp_server.native.records cimport ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LIVE, SMALL_SORTED_SET, Record, size_of
 from resp_server.native.rows cimport *
-from resp_server.native.rules cimport Rules
+from resp_server.native.permissions cimport Permissions
 from resp_server.native.set_replies cimport reply_of_sets
 from resp_server.native.sorted_set_replies cimport reply_of_area, reply_of_range
 from resp_server.native.wire cimport (
@@ -65,7 +65,7 @@ cdef class Core:
         self.batch, self.last_command = LookupBatch(self.jobs), -1
         self.count_keys, self.epochs_now, self.read_clock, self.report = count_keys, epochs_now, read_clock, report
 
-    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Rules rules) except? 0:
+    cdef size_t answer_all(self, const uint8_t* start, size_t size, int protocol, Permissions permissions) except? 0:
         """Answer requests from the view of the last `use_view`; return their size."""
         cdef LookupBatch batch = self.batch
         cdef const uint8_t* at = start
@@ -79,7 +79,7 @@ cdef class Core:
         batch.is_resp3, self.is_incomplete, self.is_full = protocol >= 3, False, False
         while at < end and batch.out.used < batch.limit:
             if self.session.transaction is not None:
-                begun, at = at, self.answer_within_transaction(at, end, rules)
+                begun, at = at, self.answer_within_transaction(at, end, permissions)
                 if at == begun or self.session.transaction is not None:
                     break
                 continue
@@ -92,7 +92,7 @@ cdef class Core:
                 )
             else:
                 self.drop_lookaheads()
-                stopped = self.cut_requests(at, end, rules)
+                stopped = self.cut_requests(at, end, permissions)
                 if stopped == at:
                     break
                 batch.find_all()
@@ -120,7 +120,7 @@ cdef class Core:
         self.lookahead_count = self.next_lookahead = 0
         return self.batch.clear()
 
-    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Rules rules) except -1:
+    cdef bint add_lookahead(self, const uint8_t* start, size_t size, Permissions permissions) except -1:
         """Parse a buffer's requests, and add their look-ups to those of other buffers.
 
         False if not all of its complete requests were added: there was no room, or the core does not answer one.
@@ -129,7 +129,7 @@ cdef class Core:
         cdef const uint8_t* end = start + size
         self.is_incomplete = False
         lookahead.start, lookahead.first_request = start, <uint32_t>self.batch.request_count
-        lookahead.stopped = self.cut_requests(start, end, rules)
+        lookahead.stopped = self.cut_requests(start, end, permissions)
         if lookahead.stopped > start:
             lookahead.end_request, lookahead.is_incomplete = <uint32_t>self.batch.request_count, self.is_incomplete
             lookahead.is_out_of_room = self.is_out_of_room
@@ -142,7 +142,7 @@ cdef class Core:
             self.next_lookahead += 1  # its connection was closed before it was answered
         return self.next_lookahead < self.lookahead_count and self.lookaheads[self.next_lookahead].start == start
 
-    cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
+    cdef const uint8_t* cut_requests(self, const uint8_t* at, const uint8_t* end, Permissions permissions) except NULL:
         """Parse requests and add their look-ups; return where parsing stopped.
 
         It stops before a request that the core does not answer, that is incomplete, or for which there is no room.
@@ -164,10 +164,10 @@ cdef class Core:
             if took <= 0:
                 self.is_incomplete = took == 0 and at < end
                 break
-            if not self.add_request(at, words, count, rules):
+            if not self.add_request(at, words, count, permissions):
                 break
             request = &batch.requests[batch.request_count - 1]
-            if rows[request.command].shape == READ_POINT:  # the next requests are read at its clock reading
+            if rows[request.command].reply == READ_POINT:  # the next requests are read at its clock reading
                 integer(&batch.words[request.first_word + request.words - 1], &self.jobs.now_ms)
             elif request.command == MULTI:  # a transaction reads committed epochs
                 batch.reads_fresh = False
@@ -177,11 +177,11 @@ cdef class Core:
         batch.reads_fresh = reads_fresh
         return at
 
-    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Rules rules) except -1:
+    cdef bint add_request(self, const uint8_t* at, const Word* words, size_t count, Permissions permissions) except -1:
         """Add a request and its look-ups; False if the core does not answer it. words: those after `word_count`."""
         cdef LookupBatch batch = self.batch
         cdef Request* request = &batch.requests[batch.request_count]
-        if not self.admit(request, words, count, rules):
+        if not self.admit(request, words, count, permissions):
             return False
         request.at, request.members = at, 0
         request.first_lookup = <uint32_t>batch.lookup_count
@@ -191,7 +191,7 @@ cdef class Core:
         batch.request_count += 1
         return True
 
-    cdef bint admit(self, Request* request, const Word* words, size_t count, Rules rules) except -1:
+    cdef bint admit(self, Request* request, const Word* words, size_t count, Permissions permissions) except -1:
         """Set a request's command and arguments; False if the core does not answer it. words: those after `word_count`."""
         cdef int64_t key_count = 0
         cdef int command = command_at(&specs, words, count)
@@ -202,20 +202,20 @@ cdef class Core:
         if not specs.rows[command].least <= count - names <= specs.rows[command].most:
             return False
         request.keys = 1
-        if rows[command].part in (KEYS, COMBINED):
+        if rows[command].reads in (KEYS, COMBINED):
             if rows[command].has_key_count:
                 if not integer(&words[names], &key_count) or not 0 < key_count < <int64_t>(count - names):
                     return False
                 names += 1
             request.keys = <uint32_t>(key_count if rows[command].has_key_count else <int64_t>(count - names))
-        elif rows[command].part <= TRANSACTION:
+        elif rows[command].reads <= TRANSACTION:
             request.keys = 0
         request.command, request.words = command, <uint32_t>(count - names)
         request.first_word = <uint32_t>(self.batch.word_count + names)
-        if rules is not None:
-            if rows[command].part == ALL_KEYS or rows[command].shape == READ_POINT:  # about the keys that the user may read
+        if permissions is not None:
+            if rows[command].reads == ALL_KEYS or rows[command].reply == READ_POINT:  # about the keys that the user may read
                 return False
-            if not rules.allow(command, words + names, request.keys):
+            if not permissions.allow(command, words + names, request.keys):
                 return False
         return self.batch.key_filter is None or self.is_admitted(command, words + names, request.keys)
 
@@ -226,18 +226,18 @@ cdef class Core:
         if command < 0:
             return False
         first_key = 1 + rows[command].is_two_words + rows[command].has_key_count
-        return self.is_admitted(command, words + first_key, rows[command].part > TRANSACTION and count > first_key)
+        return self.is_admitted(command, words + first_key, rows[command].reads > TRANSACTION and count > first_key)
 
     cdef bint is_admitted(self, int command, const Word* keys, size_t count) noexcept:
         """Return whether a request may be answered if there is a filter of keys: it passes, or is about this process alone."""
         cdef LookupBatch batch = self.batch
         if count:
             return batch.key_filter.admits(keys, count)
-        if rows[command].part == NOTHING:
-            if rows[command].shape == CLOCK:
+        if rows[command].reads == NOTHING:
+            if rows[command].reply == CLOCK:
                 return batch.key_filter.has_own_clock()
-            return rows[command].shape in (TEXTS, CLIENT_ID, CACHING, DATABASE)
-        return rows[command].part == TRANSACTION or (rows[command].part == ALL_KEYS and batch.key_filter.admits_all_keys())
+            return rows[command].reply in (TEXTS, CLIENT_ID, CACHING, DATABASE)
+        return rows[command].reads == TRANSACTION or (rows[command].reads == ALL_KEYS and batch.key_filter.admits_all_keys())
 
     cdef list cut_words(self, const uint8_t** start, const uint8_t* end, bint is_all):
         """Parse requests for the general path, up to the first one that the core may answer; move `start` past them.
@@ -307,7 +307,7 @@ cdef class Core:
         while i < end_request:
             request = &batch.requests[i]
             before, counts, last = batch.out.used, batch.counts, i
-            if rows[request.command].part == TRANSACTION:
+            if rows[request.command].reads == TRANSACTION:
                 last = <uint32_t>self.exec_of(i, end_request)
                 if self.is_cut and i > first and self.is_out_of_room:  # there is room for it next
                     end = request.at
@@ -329,7 +329,7 @@ cdef class Core:
                 self.queued += last - i - 1
             else:
                 self.count_requests(i, last + 1, last > i)
-            if rows[request.command].shape not in (CACHING, CLIENT_ID):  # CLIENT CACHING is about the next other command
+            if rows[request.command].reply not in (CACHING, CLIENT_ID):  # CLIENT CACHING is about the next other command
                 self.is_caching_set = False
             i = last + 1
             if batch.out.used > batch.limit and i < end_request:
@@ -346,7 +346,7 @@ cdef class Core:
         for i in range(first, end_request):
             self.answered[batch.requests[i].command] += 1
             self.last_command = batch.requests[i].command
-            if is_recorded and rows[batch.requests[i].command].shape != WATCHED:
+            if is_recorded and rows[batch.requests[i].command].reply != WATCHED:
                 self.record_keys(&batch.requests[i])
         if is_transaction and self.session.watched:
             self.session.watched = {}
@@ -364,7 +364,7 @@ cdef class Core:
         if batch.requests[first].command != MULTI or not self.may_run_transaction():
             return first
         for i in range(first + 1, end_request):
-            if rows[batch.requests[i].command].part == TRANSACTION:
+            if rows[batch.requests[i].command].reads == TRANSACTION:
                 return first if batch.requests[i].command == MULTI else i
         self.is_cut = self.has_more
         return first
@@ -440,7 +440,7 @@ cdef class Core:
         self.answered[MULTI] += 1
         return 0
 
-    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
+    cdef const uint8_t* answer_within_transaction(self, const uint8_t* at, const uint8_t* end, Permissions permissions) except NULL:
         """Queue the requests of a client in a transaction, and run them at EXEC; return where the next request begins."""
         cdef LookupBatch batch = self.batch
         cdef size_t count = 0, i
@@ -458,10 +458,10 @@ cdef class Core:
         while at < end and batch.out.used < batch.limit and may_queue:
             took = cut(at, end, batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             self.is_incomplete = took == 0
-            if took <= 0 or not self.admit(&request, batch.words, count, rules):
+            if took <= 0 or not self.admit(&request, batch.words, count, permissions):
                 break
             command = request.command
-            if rows[command].part == TRANSACTION or rows[command].shape == DATABASE or not is_queueable(&rows[command]):
+            if rows[command].reads == TRANSACTION or rows[command].reply == DATABASE or not is_queueable(&rows[command]):
                 break
             if self.jobs.is_node and not self.may_queue_slots(&request):
                 break
@@ -484,7 +484,7 @@ cdef class Core:
         try:
             if command == DISCARD and self.may_run_transaction():
                 return at + took + self.discard()
-            return at + took if command == EXEC and self.run_queued(transaction.requests, rules) else at
+            return at + took if command == EXEC and self.run_queued(transaction.requests, permissions) else at
         except Exception as error:  # the general path runs what is queued
             self.report(error)
             self.drop_lookaheads()
@@ -519,12 +519,12 @@ cdef class Core:
             slots[slot_of(self.batch.words[i].at, self.batch.words[i].size)] = None
         return 0
 
-    cdef bint run_queued(self, list queued, Rules rules) except -1:
+    cdef bint run_queued(self, list queued, Permissions permissions) except -1:
         """Reply to an EXEC, and end the transaction; False if the general path has to run the queued requests."""
         cdef LookupBatch batch = self.batch
         cdef size_t before = batch.out.used
         cdef Counts counts = batch.counts
-        cdef bint is_run = self.may_run_transaction() and self.add_queued(queued, rules)
+        cdef bint is_run = self.may_run_transaction() and self.add_queued(queued, permissions)
         if is_run:
             batch.find_all()
             is_run = self.reply_to_queued(0, <uint32_t>batch.request_count) == ANSWERED
@@ -540,7 +540,7 @@ cdef class Core:
         self.drop_lookaheads()
         return is_run
 
-    cdef bint add_queued(self, list queued, Rules rules) except -1:
+    cdef bint add_queued(self, list queued, Permissions permissions) except -1:
         """Add queued requests and their look-ups; False if there is no room, or the core does not answer one of them."""
         cdef LookupBatch batch = self.batch
         cdef Word* words
@@ -557,7 +557,7 @@ cdef class Core:
                 words[count].at = <const uint8_t*>PyBytes_AS_STRING(argument)
                 words[count].size = PyBytes_GET_SIZE(argument)
                 count += 1
-            if not self.add_request(NULL, words, count, rules):
+            if not self.add_request(NULL, words, count, permissions):
                 return False
         return True
 
@@ -596,54 +596,54 @@ cdef class Core:
         cdef Record record
         cdef int found
         cdef int64_t size
-        if row.part == KEYS:
-            return self.watch_keys(request) if row.shape == WATCHED else reply_to_keys(batch, request)
-        if row.part == COMBINED:
+        if row.reads == KEYS:
+            return self.watch_keys(request) if row.reply == WATCHED else reply_to_keys(batch, request)
+        if row.reads == COMBINED:
             return reply_of_sets(batch, request)
-        if row.part == ALL_KEYS and row.shape in (LENGTHS, FIELDS):
+        if row.reads == ALL_KEYS and row.reply in (LENGTHS, FIELDS):
             return reply_of_slot(batch, request)
-        if row.part <= ALL_KEYS:
-            return reply_of_keys(batch, request) if row.is_array and row.part == ALL_KEYS else self.reply_without_key(request)
+        if row.reads <= ALL_KEYS:
+            return reply_of_keys(batch, request) if row.is_array and row.reads == ALL_KEYS else self.reply_without_key(request)
         found = read_key(batch, request.first_lookup, word, &record)
         if found == GENERAL:
             return GENERAL
-        if row.part == FACT and row.shape == STORED_BYTES:
+        if row.reads == FACT and row.reply == STORED_BYTES:
             return reply_of_stored_bytes(batch, request, found, &record)
         if row.kind != ANY_KIND and found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
             return GENERAL
-        if row.part == MEMBERS and row.shape != DISTANCE:
+        if row.reads == MEMBERS and row.reply != DISTANCE:
             return reply_of_members(batch, request, found, &record)
         count_lookup(batch, found == LIVE)
-        if row.part == FACT:
-            return reply_of_fact(batch, row.shape, found, &record)
-        if row.part == MEMBERS:
+        if row.reads == FACT:
+            return reply_of_fact(batch, row.reply, found, &record)
+        if row.reads == MEMBERS:
             return reply_of_distance(batch, request, found, &record)
-        if row.part == AREA:
-            return reply_of_area(batch, request, row.shape, found, &record)
-        if row.part == SORTED:
+        if row.reads == AREA:
+            return reply_of_area(batch, request, row.reply, found, &record)
+        if row.reads == SORTED:
             return reply_of_sort(batch, request, &record)
-        if row.kind == SORTED_SET and row.part in (RANKS, SCORES, TEXT_RANGE):
+        if row.kind == SORTED_SET and row.reads in (RANKS, SCORES, TEXT_RANGE):
             return reply_of_range(batch, request, found, &record)
-        if row.kind == LIST and row.part == RANKS:
+        if row.kind == LIST and row.reads == RANKS:
             return reply_of_list(batch, request, found, &record)
-        if row.part == SIZE:
+        if row.reads == SIZE:
             size = size_of(&record)
             return put_line(batch.out, c":", size) + ANSWERED if size >= 0 else GENERAL
-        if row.part == SCAN:
+        if row.reads == SCAN:
             return reply_of_scan(batch, request, found, &record)
-        if row.part == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
+        if row.reads == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
             return reply_of_rows(batch, request, &record, 0, size_of(&record))
         if found == LIVE and record.form != SMALL_FORMS[row.kind]:
             return GENERAL
-        if row.part == RANDOM:
+        if row.reads == RANDOM:
             return reply_of_random(batch, request, found, &record)
-        if row.part == BITS and row.is_array:
+        if row.reads == BITS and row.is_array:
             return put_numbers(batch.out, word, request.words, &record)
-        if row.part == BITS:
-            return put_bits(batch.out, word, request.words, row.shape, &record)
-        if row.part == SEARCH:
+        if row.reads == BITS:
+            return put_bits(batch.out, word, request.words, row.reply, &record)
+        if row.reads == SEARCH:
             return reply_of_search(batch, request, &record)
-        if row.part == RANKS:
+        if row.reads == RANKS:
             return reply_of_string_range(batch, request, &record)
         return reply_of_whole(batch, request, found, &record)
 
@@ -651,23 +651,23 @@ cdef class Core:
         """Reply about the connection or the server."""
         cdef Output* out = self.batch.out
         cdef Word* word = &self.batch.words[request.first_word]
-        cdef int shape = rows[request.command].shape
+        cdef int reply = rows[request.command].reply
         cdef char line[NUMBER_LINE_BYTES]
         cdef int64_t clock_ms
-        if shape == TEXTS:
+        if reply == TEXTS:
             return (put_bulk(out, word.at, word.size) if request.words else put(out, b"+PONG\r\n", 7)) + ANSWERED
-        if shape == CLIENT_ID:
+        if reply == CLIENT_ID:
             return put_line(out, c":", self.session.id) + ANSWERED
-        if shape == CACHING:  # the general path replies with the errors
+        if reply == CACHING:  # the general path replies with the errors
             if not (self.is_optin and is_word(word, b"yes", 3) or self.is_optout and is_word(word, b"no", 2)):
                 return GENERAL
             self.is_caching_set = True
             return put(out, b"+OK\r\n", 5) + ANSWERED
-        if shape == READ_POINT:
+        if reply == READ_POINT:
             return self.set_read_point(word, request.words - 1)
-        if shape == DATABASE:  # the core answers clients of database 0
+        if reply == DATABASE:  # the core answers clients of database 0
             return put(out, b"+OK\r\n", 5) + ANSWERED if word.size == 1 and word.at[0] == c"0" else GENERAL
-        if shape == KEY_COUNT:
+        if reply == KEY_COUNT:
             if self.key_count == NOT_COUNTED:
                 try:
                     count = self.count_keys(self.session.user, self.jobs.view)

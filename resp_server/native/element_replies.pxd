@@ -34,7 +34,7 @@ cdef inline int reply_of_whole(LookupBatch batch, Request* request, int found, c
     cdef char type_byte = c"*"
     if row.kind == STRING:
         return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, batch.is_resp3)) + ANSWERED
-    if batch.is_resp3 and (row.kind == SET or row.shape == PAIRS):
+    if batch.is_resp3 and (row.kind == SET or row.reply == PAIRS):
         type_byte = c"~" if row.kind == SET else c"%"
     if found != LIVE:
         return put_line(out, type_byte, 0) + ANSWERED
@@ -42,18 +42,18 @@ cdef inline int reply_of_whole(LookupBatch batch, Request* request, int found, c
     at = items_start(record) if count >= 0 else record.size + 1
     if at > record.size or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
         return GENERAL
-    put_line(out, type_byte, 2 * count if row.shape == PAIRS and not batch.is_resp3 else count)
-    if row.kind == SET or row.shape == PAIRS:
+    put_line(out, type_byte, 2 * count if row.reply == PAIRS and not batch.is_resp3 else count)
+    if row.kind == SET or row.reply == PAIRS:
         return put(out, record.payload + at, record.size - at) + ANSWERED
     for i in range(2 * count):  # fields and values take turns
         if next_item(record, i, &at, &item) == GENERAL:
             return GENERAL
-        if (i & 1) == (row.shape == TEXTS):
+        if (i & 1) == (row.reply == TEXTS):
             put_bulk(out, item.at, item.size)
     return ANSWERED
 
 
-cdef inline int put_row(LookupBatch batch, int shape, const Walk* walk, int64_t now_ms) except -2:
+cdef inline int put_row(LookupBatch batch, int reply, const Walk* walk, int64_t now_ms) except -2:
     """Write a row's field, value or member: LIVE, ABSENT if it has expired, or GENERAL if the core cannot read it."""
     cdef const uint8_t* record = walk.lookup.record
     cdef size_t size = walk.lookup.size, name_size
@@ -64,9 +64,9 @@ cdef inline int put_row(LookupBatch batch, int shape, const Walk* walk, int64_t 
     if 0 < expire_at_ms <= now_ms:
         return ABSENT
     record += HEADER_BYTES
-    if shape in (MEMBERS, FIELDS, PAIRS):
+    if reply in (MEMBERS, FIELDS, PAIRS):
         put_bulk(batch.out, record, name_size)
-    if shape in (TEXTS, PAIRS):
+    if reply in (TEXTS, PAIRS):
         put_bulk(batch.out, record + name_size, size - HEADER_BYTES - name_size)
     return LIVE
 
@@ -80,7 +80,7 @@ cdef inline int reply_of_rows(LookupBatch batch, Request* request, const Record*
     cdef uint64_t row_id = u64(record.payload), last = 0, next_cursor = 0
     cdef size_t before = out.used, visited = 0
     cdef Walk walk
-    cdef int has, found, shape = row.shape if record.form == LARGE_MAP else MEMBERS
+    cdef int has, found, reply = row.reply if record.form == LARGE_MAP else MEMBERS
     cdef char head[NUMBER_LINE_BYTES]
     cdef char type_byte = c"*"
     if not 0 <= wanted <= ENTRIES_MAX or cursor >> POSITION_BITS:
@@ -94,7 +94,7 @@ cdef inline int reply_of_rows(LookupBatch batch, Request* request, const Record*
             return GENERAL
         last = walk.lookup.low >> 16
         visited += walk.lookup.size
-        has = put_row(batch, shape, &walk, now_ms)
+        has = put_row(batch, reply, &walk, now_ms)
         if has == GENERAL:
             return GENERAL
         count += has == LIVE
@@ -102,13 +102,13 @@ cdef inline int reply_of_rows(LookupBatch batch, Request* request, const Record*
         found = pages.next_row(&pages.fields, &walk)
     if found != FOUND and found != MISSING:
         return GENERAL
-    if row.part == SCAN:
-        return insert_scan_head(out, before, next_cursor, 2 * count if shape == PAIRS else count) + ANSWERED
+    if row.reads == SCAN:
+        return insert_scan_head(out, before, next_cursor, 2 * count if reply == PAIRS else count) + ANSWERED
     if next_cursor or count != wanted:
         return GENERAL
-    if batch.is_resp3 and (row.kind == SET or row.shape == PAIRS):
+    if batch.is_resp3 and (row.kind == SET or row.reply == PAIRS):
         type_byte = c"~" if row.kind == SET else c"%"
-    return insert(out, before, head, write_line(head, type_byte, 2 * count if shape == PAIRS and not batch.is_resp3 else count)) + ANSWERED
+    return insert(out, before, head, write_line(head, type_byte, 2 * count if reply == PAIRS and not batch.is_resp3 else count)) + ANSWERED
 
 
 cdef inline int reply_of_scan(LookupBatch batch, Request* request, int found, const Record* record) except -2:
@@ -134,7 +134,7 @@ cdef inline int reply_of_scan(LookupBatch batch, Request* request, int found, co
     count = size_of(record)
     if count < 0 or count > ENTRIES_MAX or record.size > REPLY_BYTES_MAX:
         return GENERAL
-    put_line(out, c"*", count if rows[request.command].shape == TEXTS else 2 * count)
+    put_line(out, c"*", count if rows[request.command].reply == TEXTS else 2 * count)
     if record.form != SMALL_SORTED_SET:
         start = (2 if record.form == SMALL_MAP else 4) + 4 * <size_t>count
         return put(out, record.payload + start, record.size - start) + ANSWERED if start <= record.size else GENERAL

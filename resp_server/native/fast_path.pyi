@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from resp_server.native.rules import Rules
+from resp_server.native.permissions import Permissions
 from resp_server.protocol.request_parser import Request
 
 class FastPath:
@@ -17,7 +17,7 @@ class FastPath:
     def __init__(
         self,
         server: Any,
-        make_rules: Callable[[Any], Rules],
+        make_permissions: Callable[[Any], Permissions],
         record_slow: Callable[[Any, bytes, int], None],
         count_keys: Callable[[Any, Any], int | None],
         watch_point: Callable[[str], tuple[str, int]],

@@ -7,12 +7,12 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 from resp_server.native.call_counts cimport count_calls, move_counts
-from resp_server.native.called cimport CommandCalls, push_before
+from resp_server.native.keyless_commands cimport CommandCalls, push_before
 from resp_server.native.client_fields cimport SessionFields, record_reads
 from resp_server.native.core cimport Core
 from resp_server.native.lookup_batch cimport Counts
 from resp_server.native.rows cimport COMMANDS, FREQ
-from resp_server.native.rules cimport Rules
+from resp_server.native.permissions cimport Permissions
 from resp_server.native.wire cimport Output
 
 from resp_server.native.rows import NAMES
@@ -21,12 +21,12 @@ from resp_server.native.rows import NAMES
 cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
-    make_rules: makes the `Rules` of a user. record_slow: records slow requests. count_keys, watch_point: see `Core` and `Jobs`.
+    make_permissions: makes the `Permissions` of a user. record_slow: records slow requests. count_keys, watch_point: see `Core` and `Jobs`.
     (A proxy's needs the last two only, to read a server's stores.) What the core does not answer, `calls` calls, if the command is one of its caller's.
     """
 
-    def __cinit__(self, server, make_rules=None, record_slow=None, count_keys=None, watch_point=None):
-        self.server, self.stats, self.make_rules, self.record_slow = server, server.stats, make_rules, record_slow
+    def __cinit__(self, server, make_permissions=None, record_slow=None, count_keys=None, watch_point=None):
+        self.server, self.stats, self.make_permissions, self.record_slow = server, server.stats, make_permissions, record_slow
         self.core = Core(watch_point, count_keys, server.epochs_now, server.clock, server.report)
         self.calls = CommandCalls(server, self.core)
         self.output.data, self.output.size = <char*>malloc(16384), 16384
@@ -48,7 +48,7 @@ cdef class FastPath:
 
     @property
     def caller(self):
-        """The `pipeline.called.Caller` of the commands that are called; None: none is."""
+        """The `pipeline.keyless_commands.CommandCaller` of the commands that are called; None: none is."""
         return self.calls.caller
 
     @caller.setter
@@ -113,9 +113,9 @@ cdef class FastPath:
             if not self.core.lookahead_count and not self.begin():
                 return False
             if session.user is not self.last_user:
-                self.last_user, self.last_rules = session.user, self.rules_of(session.user)
+                self.last_user, self.last_permissions = session.user, self.permissions_of(session.user)
             self.core.batch.reads_fresh = not session.reads_committed
-            return self.core.add_lookahead(data, size, self.last_rules)
+            return self.core.add_lookahead(data, size, self.last_permissions)
         except Exception as error:
             self.server.report(error)
             self.core.drop_lookaheads()
@@ -124,7 +124,7 @@ cdef class FastPath:
     cdef bint begin(self) except -1:
         """Read what all requests depend on; False while the server is loading."""
         server = self.server
-        self.last_user = self.last_rules = None
+        self.last_user = self.last_permissions = None
         self.slow_ns = server.observation.slow_ns
         if server.is_loading:
             return False
@@ -149,12 +149,12 @@ cdef class FastPath:
         """Renew the view before the next answers. The poller renews a server's view, so this does nothing."""
         return 0
 
-    cdef Rules rules_of(self, object user):
-        """Return a user's rules; None: no restrictions."""
+    cdef Permissions permissions_of(self, object user):
+        """Return a user's permissions; None: no restrictions."""
         if user.is_unrestricted:
             return None
         if user.compiled is None:
-            user.compiled = self.make_rules(user)
+            user.compiled = self.make_permissions(user)
         return user.compiled
 
     cdef size_t answer_front(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
@@ -174,7 +174,7 @@ cdef class FastPath:
 
     cdef size_t answer_compiled(self, SessionFields session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests at the front of a buffer with the core, as `answer_front` does."""
-        cdef Rules rules
+        cdef Permissions permissions
         cdef size_t before = out.used, took
         cdef Counts counts = self.core.batch.counts
         cdef int64_t started_ns, elapsed_ns
@@ -184,14 +184,14 @@ cdef class FastPath:
         if not core.has_lookahead(data):
             if not (session.can_use_checked_fast_path or session.can_queue) or not self.begin():
                 return 0
-        rules = self.rules_of(session.user)
+        permissions = self.permissions_of(session.user)
         core.begin_tracking(session.tracking_state)
         self.was_tried = True
         started_ns = monotonic_ns()
         core.batch.out, core.batch.monotonic_ms, core.session = out, started_ns // 1_000_000, session
         core.batch.reads_fresh = not session.reads_committed
         try:
-            took = core.answer_all(data, size, session.protocol, rules)
+            took = core.answer_all(data, size, session.protocol, permissions)
         except Exception as error:
             # `report` logs and counts the exception, and the general path answers the requests. More input or output
             # room would not help the core.

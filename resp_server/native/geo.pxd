@@ -66,14 +66,14 @@ cdef inline bint parse_shape(const Word* words, bint is_box, Search* wanted) exc
     return 0 <= shape.width * shape.unit <= METERS_MAX and 0 <= shape.height * shape.unit <= METERS_MAX
 
 
-cdef inline bint parse_search(const Word* words, size_t count, int shape, Search* wanted) except -1:
-    """Parse the arguments after the key; False: the general path parses them. shape: the row's, which says what they begin with."""
+cdef inline bint parse_search(const Word* words, size_t count, int reply, Search* wanted) except -1:
+    """Parse the arguments after the key; False: the general path parses them. reply: the row's, which says what they begin with."""
     cdef size_t at = 0, left
     cdef const Word* word
     memset(wanted, 0, sizeof(Search))
-    if shape != WITHIN:
-        at = 2 if shape == AROUND_POINT else 1
-        if shape == AROUND_MEMBER:
+    if reply != WITHIN:
+        at = 2 if reply == AROUND_POINT else 1
+        if reply == AROUND_MEMBER:
             wanted.member = words
         elif not parse_point(words, wanted):
             return False
@@ -97,7 +97,7 @@ cdef inline bint parse_search(const Word* words, size_t count, int shape, Search
             if not integer(&words[at], &wanted.count) or wanted.count <= 0:
                 return False
             at += 1
-        elif shape != WITHIN:
+        elif reply != WITHIN:
             return False
         elif left and not wanted.has_point and wanted.member == NULL and is_word(word, b"frommember", 10):
             wanted.member = &words[at]
@@ -163,11 +163,11 @@ cdef inline int put_point(Output* out, double score, bint is_resp3) except -1:
     return put_degrees(out, point.latitude, is_resp3)
 
 
-cdef inline int put_place(Output* out, int shape, double score, bint is_resp3) except -2:
+cdef inline int put_place(Output* out, int reply, double score, bint is_resp3) except -2:
     """Write the point, or the geohash, of a member."""
     if not is_place(score):
         return GENERAL
-    return (put_geohash(out, score) if shape == GEOHASHES else put_point(out, score, is_resp3)) + ANSWERED
+    return (put_geohash(out, score) if reply == GEOHASHES else put_point(out, score, is_resp3)) + ANSWERED
 
 
 cdef inline int put_match(Output* out, const Match* match, const Search* wanted, bint is_resp3) except -1:

@@ -57,32 +57,32 @@ cdef inline int reply_of_stored_bytes(LookupBatch batch, Request* request, int f
     return put_line(batch.out, c":", batch.lookups[request.first_lookup].size + ROW_BYTES) + ANSWERED
 
 
-cdef inline int reply_of_fact(LookupBatch batch, int shape, int found, const Record* record) except -2:
+cdef inline int reply_of_fact(LookupBatch batch, int reply, int found, const Record* record) except -2:
     """Reply with a fact about a key, or with a number that is the same for all keys."""
     cdef Output* out = batch.out
     cdef int64_t number
     cdef Text[6] types = [b"", b"+string\r\n", b"+hash\r\n", b"+list\r\n", b"+set\r\n", b"+zset\r\n"]
-    if shape == TYPES:
+    if reply == TYPES:
         if found != LIVE:
             return put(out, b"+none\r\n", 7) + ANSWERED
         for number in range(STRING, STREAM):
             if record.form in (SMALL_FORMS[number], LARGE_FORMS[number]):
                 return put(out, types[number], strlen(types[number])) + ANSWERED
         return GENERAL
-    if shape in (ENCODINGS, DUMPS):
+    if reply in (ENCODINGS, DUMPS):
         if found != LIVE:
             return put_nil(out, batch.is_resp3) + ANSWERED
-        return put_encoding(out, record) if shape == ENCODINGS else put_dump(out, record, checksums)
-    if shape == NONE_OR_ERROR and found == LIVE:
+        return put_encoding(out, record) if reply == ENCODINGS else put_dump(out, record, checksums)
+    if reply == NONE_OR_ERROR and found == LIVE:
         batch.counts.errors += 1
         return put_no_frequency(out) + ANSWERED
-    if shape in (NONE_OR_ZERO, NONE_OR_ONE, NONE_OR_ERROR):
-        return (put_line(out, c":", shape == NONE_OR_ONE) if found == LIVE else put_nil(out, batch.is_resp3)) + ANSWERED
+    if reply in (NONE_OR_ZERO, NONE_OR_ONE, NONE_OR_ERROR):
+        return (put_line(out, c":", reply == NONE_OR_ONE) if found == LIVE else put_nil(out, batch.is_resp3)) + ANSWERED
     if found != LIVE or record.expire_at_ms == 0:
         return put_line(out, c":", -1 if found == LIVE else -2) + ANSWERED
     number = record.expire_at_ms
-    if shape in (SECONDS, MILLISECONDS):
+    if reply in (SECONDS, MILLISECONDS):
         number -= batch.jobs.now_ms
-    if shape in (SECONDS, SECONDS_AT):
+    if reply in (SECONDS, SECONDS_AT):
         number = (number + 500) // 1000
     return put_line(out, c":", number) + ANSWERED

@@ -8,7 +8,7 @@ from resp_server.native.jobs cimport JobPages
 from resp_server.native.lookup_batch cimport ENTRIES_MAX, LookupBatch, Request, below
 from resp_server.native.records cimport ABSENT, ANSWERED, GENERAL, LARGE_MAP, LIVE
 from resp_server.native.rows cimport ALL_TEXTS, ONE_TEXT, TEXTS, rows
-from resp_server.native.rules cimport PATTERN_BYTES_MAX
+from resp_server.native.permissions cimport PATTERN_BYTES_MAX
 from resp_server.native.wire cimport NUMBER_LINE_BYTES, Output, Word, insert, insert_scan_head, put_bulk, put_line, write_line
 from state_backend.native.little_endian cimport u32, u64
 from state_backend.native.lookup cimport EXPIRY_AT, FORM_AT, FOUND, HEADER_BYTES, MISSING, Pages, Walk
@@ -36,7 +36,7 @@ cdef inline int has_key(const Walk* walk, int64_t now_ms) noexcept nogil:
 cdef inline int reply_of_keys(LookupBatch batch, Request* request) except -2:
     """Reply with keys of the only job from a cursor on, which is a position (see `Snapshot.scan`), with all, or with any."""
     cdef Output* out = batch.out
-    cdef int shape = rows[request.command].shape
+    cdef int reply = rows[request.command].reply
     cdef Word* words = &batch.words[request.first_word]
     cdef const Word* pattern = NULL
     cdef int64_t cursor = 0, wanted = SCAN_COUNT, left, visits = 0, count = 0, now_ms
@@ -55,9 +55,9 @@ cdef inline int reply_of_keys(LookupBatch batch, Request* request) except -2:
         elif not is_word(&words[at], b"count", 5) or not integer(&words[at + 1], &wanted):
             return GENERAL
         at += 2
-    if shape == ALL_TEXTS:
+    if reply == ALL_TEXTS:
         pattern, wanted = words, KEYS_MAX
-    elif shape == ONE_TEXT:
+    elif reply == ONE_TEXT:
         cursor, wanted = below(batch, 1 << 23) << 23 | below(batch, 1 << 23), 1
     elif not integer(words, &cursor) or cursor < 0 or cursor >> KEY_POSITION_BITS or not 0 < wanted <= ENTRIES_MAX:
         return GENERAL
@@ -69,9 +69,9 @@ cdef inline int reply_of_keys(LookupBatch batch, Request* request) except -2:
         return GENERAL
     pages, now_ms, left = (<JobPages>batch.jobs.pages[batch.jobs.only_job]).pages, (<JobPages>batch.jobs.pages[batch.jobs.only_job]).now_ms, wanted
     found = pages.first_row(&pages.keys, &walk, <uint64_t>cursor << 16, 0, False)
-    if found == MISSING and shape == ONE_TEXT:  # after the last key comes the first one
+    if found == MISSING and reply == ONE_TEXT:  # after the last key comes the first one
         found = pages.first_row(&pages.keys, &walk, 0, 0, False)
-    while found == FOUND and not (shape == ONE_TEXT and count):
+    while found == FOUND and not (reply == ONE_TEXT and count):
         if (left <= 0 or visits >= SCAN_VISITS_MAX + wanted) and walk.lookup.high >> 16 != last >> 16:
             next_cursor = walk.lookup.high >> 16
             break
@@ -92,9 +92,9 @@ cdef inline int reply_of_keys(LookupBatch batch, Request* request) except -2:
         found = pages.next_row(&pages.keys, &walk)
     if found != FOUND and found != MISSING:
         return GENERAL
-    if shape == TEXTS:
+    if reply == TEXTS:
         return insert_scan_head(out, before, next_cursor, count) + ANSWERED
-    if shape == ONE_TEXT:
+    if reply == ONE_TEXT:
         return ANSWERED if count else GENERAL
     if next_cursor or not batch.limit:  # or a second one in a transaction
         return GENERAL

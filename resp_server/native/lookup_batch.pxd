@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from resp_server.native.encoding cimport put_double
 from resp_server.native.jobs cimport JobPages, Jobs
 from resp_server.native.records cimport ABSENT, GENERAL, Item, Record, read_record
-from resp_server.native.rules cimport KeyFilter
+from resp_server.native.permissions cimport KeyFilter
 from resp_server.native.wire cimport Output, Word, put, put_bulk
 from state_backend.native.lookup cimport Lookup, Pages
 

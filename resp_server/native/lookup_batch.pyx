@@ -58,7 +58,7 @@ cdef class LookupBatch:
                 missing_slots = (<JobPages>self.jobs.pages[job]).missing_slots
                 if missing_slots is not None and slot in missing_slots:
                     return False
-                if (<JobPages>self.jobs.pages[job]).newest != NO_JOB and self.reads_fresh and rows[request.command].shape != WATCHED:
+                if (<JobPages>self.jobs.pages[job]).newest != NO_JOB and self.reads_fresh and rows[request.command].reply != WATCHED:
                     self.job_of[self.lookup_count + i] = (<JobPages>self.jobs.pages[job]).newest
         self.lookup_count += request.keys
         return True
@@ -109,7 +109,7 @@ cdef int prepare_member_lookups(LookupBatch batch) except -1:
     cdef int form, first
     for i in range(batch.request_count):
         request = &batch.requests[i]
-        if rows[request.command].part != MEMBERS:
+        if rows[request.command].reads != MEMBERS:
             continue
         form = LARGE_FORMS[rows[request.command].kind]
         if read(batch, request.first_lookup, &batch.words[request.first_word], &record) != LIVE:
@@ -136,7 +136,7 @@ cdef int find_ranks(LookupBatch batch) except -1:
     cdef Word* word
     for i in range(batch.request_count):
         request = &batch.requests[i]
-        if request.members and rows[request.command].shape in (RANKS_OF, REVERSED_RANKS_OF):
+        if request.members and rows[request.command].reply in (RANKS_OF, REVERSED_RANKS_OF):
             word = &batch.words[request.first_word + 1]
             read(batch, request.first_lookup, &batch.words[request.first_word], &key)
             if read(batch, request.first_member, word, &member) == LIVE and member.size == 8:

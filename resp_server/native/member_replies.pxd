@@ -64,34 +64,34 @@ cdef inline int find_member(
 cdef inline int put_member(LookupBatch batch, Request* request, int has, const Record* record, const Member* member) except -2:
     """Write what the reply has of a member."""
     cdef Output* out = batch.out
-    cdef int shape = rows[request.command].shape
+    cdef int reply = rows[request.command].reply
     cdef size_t size = 0
     cdef int64_t count
-    if shape == FLAGS:
+    if reply == FLAGS:
         return put_line(out, c":", has == LIVE) + ANSWERED
-    if shape == LENGTHS:
+    if reply == LENGTHS:
         size = member.size
         if has == LIVE and member.is_encoded and number_line(member.at + 1, member.at + member.size, &size) <= 0:
             return GENERAL
         return put_line(out, c":", size if has == LIVE else 0) + ANSWERED
-    if shape in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT):
+    if reply in (SECONDS, MILLISECONDS, SECONDS_AT, MILLISECONDS_AT):
         if has != LIVE or not member.expire_at_ms:
             return put_line(out, c":", -1 if has == LIVE else -2) + ANSWERED
         count = member.expire_at_ms
-        if shape in (SECONDS, MILLISECONDS):
+        if reply in (SECONDS, MILLISECONDS):
             count -= batch.clock_of[request.first_lookup]
-        return put_line(out, c":", (count + 999) // 1000 if shape in (SECONDS, SECONDS_AT) else count) + ANSWERED
+        return put_line(out, c":", (count + 999) // 1000 if reply in (SECONDS, SECONDS_AT) else count) + ANSWERED
     if has != LIVE:
-        return (put(out, b"*-1\r\n", 5) if shape == POINTS and not batch.is_resp3 else put_nil(out, batch.is_resp3)) + ANSWERED
-    if shape in (POINTS, GEOHASHES):
-        return put_place(out, shape, member.score, batch.is_resp3)
-    if shape == TEXTS:
+        return (put(out, b"*-1\r\n", 5) if reply == POINTS and not batch.is_resp3 else put_nil(out, batch.is_resp3)) + ANSWERED
+    if reply in (POINTS, GEOHASHES):
+        return put_place(out, reply, member.score, batch.is_resp3)
+    if reply == TEXTS:
         return (put(out, member.at, member.size) if member.is_encoded else put_bulk(out, member.at, member.size)) + ANSWERED
-    if shape == SCORES_OF:
+    if reply == SCORES_OF:
         return put_double(out, member.score, batch.is_resp3) + ANSWERED
     if member.rank < 0:
         return GENERAL
-    if shape == RANKS_OF:
+    if reply == RANKS_OF:
         return put_line(out, c":", member.rank) + ANSWERED
     count = size_of(record)
     if member.rank >= count:

@@ -24,9 +24,9 @@ cdef struct RankRange:
 cdef inline bint parse_range(const Word* words, size_t count, const Row* row, RankRange* wanted) except -1:
     """Parse a range of a sorted set and its options; False: the general path parses it."""
     cdef size_t at = 3, low = 1, high = 2
-    cdef bint has_options = row.part == RANKS and row.shape == FROM_LOWEST, has_limit = False
-    wanted.is_by_score, wanted.is_reversed, wanted.has_scores = row.part == SCORES, row.shape == FROM_HIGHEST, False
-    wanted.is_by_text = row.part == TEXT_RANGE
+    cdef bint has_options = row.reads == RANKS and row.reply == FROM_LOWEST, has_limit = False
+    wanted.is_by_score, wanted.is_reversed, wanted.has_scores = row.reads == SCORES, row.reply == FROM_HIGHEST, False
+    wanted.is_by_text = row.reads == TEXT_RANGE
     wanted.offset, wanted.count = 0, -1
     while at < count:
         if is_word(&words[at], b"withscores", 10):

@@ -77,8 +77,8 @@ cdef enum:
 
 cdef struct Row:
     int kind
-    int part
-    int shape
+    int reads
+    int reply
     bint is_array
     bint is_two_words  # its name is a container's and a subcommand's
     bint has_any_slots  # its keys may be in several slots of a cluster
@@ -97,4 +97,4 @@ cdef int MULTI, EXEC, DISCARD, FREQ  # the indexes of these commands
 
 cdef inline bint is_queueable(const Row* row) noexcept nogil:
     """Return whether the core queues a command in a transaction: it is not about the connection's next requests."""
-    return row.shape not in (CACHING, READ_POINT, WATCHED)
+    return row.reply not in (CACHING, READ_POINT, WATCHED)

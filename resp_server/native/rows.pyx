@@ -121,11 +121,11 @@ NAMES = tuple(row[0] for row in ROWS)
 def _fill_rows():
     global COMMANDS, MULTI, EXEC, DISCARD, FREQ
     cdef int command
-    for name, least, most, kind, part, shape, is_array, *special in ROWS:
+    for name, least, most, kind, reads, reply, is_array, *special in ROWS:
         command = add_spec(&specs, name, least, <uint32_t><int>most)
         facts = special[0] if special else {}
         rows[command] = Row(
-            kind, part, shape, is_array, b"|" in name, facts.get("has_any_slots", False), facts.get("first_member", 1),
+            kind, reads, reply, is_array, b"|" in name, facts.get("has_any_slots", False), facts.get("first_member", 1),
             facts.get("has_key_count", False),
         )
         COMMANDS = command + 1

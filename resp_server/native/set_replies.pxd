@@ -14,7 +14,7 @@ from resp_server.native.wire cimport put_line, reserve
 cdef inline int64_t read_sets(LookupBatch batch, Request* request, Combination* wanted) except -2:
     """Read the sets of all keys, in the order in which they are combined; return the number of members, -1 for the general path."""
     cdef const Row* row = &rows[request.command]
-    cdef bint is_ordered = row.shape in (IN_ALL, COUNT_IN_ALL) or (row.shape == IN_ANY and row.kind == SORTED_SET)
+    cdef bint is_ordered = row.reply in (IN_ALL, COUNT_IN_ALL) or (row.reply == IN_ANY and row.kind == SORTED_SET)
     cdef WeightedSet one
     cdef WeightedSet* sets = wanted.sets
     cdef int64_t total = 0
@@ -53,12 +53,12 @@ cdef inline int reply_of_sets(LookupBatch batch, Request* request) except -2:
     reserve(&batch.scratch, (total + 1) * sizeof(ScoredMember) + buckets * sizeof(uint32_t))
     members = <ScoredMember*>batch.scratch.data
     memset(&members[total + 1], 0, buckets * sizeof(uint32_t))
-    count = combine(&wanted, request.keys, row.shape == IN_ANY, members, <uint32_t*>&members[total + 1], buckets - 1)
+    count = combine(&wanted, request.keys, row.reply == IN_ANY, members, <uint32_t*>&members[total + 1], buckets - 1)
     for i in range(count):
-        if row.shape == IN_ANY or members[i].sets == (1 if row.shape == IN_FIRST else request.keys):
+        if row.reply == IN_ANY or members[i].sets == (1 if row.reply == IN_FIRST else request.keys):
             members[kept] = members[i]
             kept += 1
-    if count < 0 or row.shape == COUNT_IN_ALL:
+    if count < 0 or row.reply == COUNT_IN_ALL:
         kept = min(kept, wanted.limit) if wanted.limit else kept
         return put_line(batch.out, c":", kept) + ANSWERED if count >= 0 else GENERAL
     if row.kind == SORTED_SET:

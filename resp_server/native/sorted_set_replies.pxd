@@ -96,7 +96,7 @@ cdef inline int reply_of_range(LookupBatch batch, Request* request, int found, c
         if not range_in(pages, record, &wanted):
             return GENERAL
         first, last = wanted.first, wanted.last
-    if rows[request.command].shape == LENGTHS:
+    if rows[request.command].reply == LENGTHS:
         return put_line(out, c":", max(0, last - first)) + ANSWERED
     if first >= last:
         return put(out, b"*0\r\n", 4) + ANSWERED
@@ -177,13 +177,13 @@ cdef inline int64_t matches_of(
     return found
 
 
-cdef inline int reply_of_area(LookupBatch batch, Request* request, int shape, int found, const Record* record) except -2:
+cdef inline int reply_of_area(LookupBatch batch, Request* request, int reply, int found, const Record* record) except -2:
     """Reply with the members in an area, in the order of Redis."""
     cdef Search wanted
     cdef Match* matches
     cdef double score = 0
     cdef int64_t count, i
-    if not parse_search(&batch.words[request.first_word + 1], request.words - 1, shape, &wanted):
+    if not parse_search(&batch.words[request.first_word + 1], request.words - 1, reply, &wanted):
         return GENERAL
     if found != LIVE:
         return put(batch.out, b"*0\r\n", 4) + ANSWERED

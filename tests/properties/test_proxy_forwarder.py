@@ -197,7 +197,7 @@ class Scene:
             lambda client, database: cache,
             rows or [(*row, False, -2, CommandStats()) for row in few],
         )
-        self.forwarder.set_patterns(patterns)
+        self.forwarder.set_key_owners(patterns)
 
     def connection_of(self, key: bytes) -> ServerConnection:
         return self.connections[slot_of(key) % 2]
@@ -489,7 +489,7 @@ def test_other_database_without_upstream_takes_general_path() -> None:
 def test_requests_before_owners_are_known_take_general_path() -> None:
     scene = Scene()
     scene.use_upstream({})
-    scene.forwarder.set_patterns({}, [KeyOwner(b"*", None)])
+    scene.forwarder.set_key_owners({}, [KeyOwner(b"*", None)])
     assert [scene.forwarder.forward(ForwarderSink(), pack((b"GET", b"k")), 2, database) for database in range(3)] == [
         0,
         0,
@@ -940,7 +940,7 @@ def test_keyless_write_takes_general_path() -> None:
     scene.use_upstream({0: [KeyOwner(b"c:*", Owner.UPSTREAM, is_cached=True)]})
     for line in ((b"EVAL", b"return 1", b"0"), (b"PUBLISH", b"c", b"m")):
         assert scene.forwarder.forward(ForwarderSink(), pack(line), 2) == 0
-    scene.forwarder.set_patterns({}, [KeyOwner(b"*", None)])  # the owners are not known
+    scene.forwarder.set_key_owners({}, [KeyOwner(b"*", None)])  # the owners are not known
     assert scene.forwarder.forward(ForwarderSink(), pack((b"EVAL", b"return 1", b"0")), 2) == 0
 
 

@@ -61,7 +61,7 @@ class Scene:
         )
         commands = forwarder.Forwarder(cluster, self.proxy.context, [])
         commands.set_upstream(lambda client, protocol, database: None, (), lambda client, database: None, [])
-        commands.set_patterns({0: forwarded})
+        commands.set_key_owners({0: forwarded})
         self._commands = commands
         self.renew_reads()
 

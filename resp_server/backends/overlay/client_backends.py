@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from resp_server.backends.overlay.keyspace import KeyFilter
+from resp_server.backends.overlay.keyspace import ListingFilter
 from resp_server.backends.overlay.state_listing import ToOwner
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.key_aliases import StateKey
@@ -34,7 +34,7 @@ NO_KEYS = {
 }
 
 
-def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilter:
+def visible_keys(ownership: Ownership, user: Account, database: int) -> ListingFilter:
     """Return the filter of the keys that a user sees in SCAN, KEYS and RANDOMKEY."""
     decide = ownership.matcher.decider(database)
 
@@ -49,13 +49,13 @@ def visible_keys(ownership: Ownership, user: Account, database: int) -> KeyFilte
     if aliased:
         names_of = partial(_names_of, decide, [rule for rule in aliased if not has_fields(rule)], user)
         fields = FieldRules([rule for rule in aliased if has_fields(rule)], ownership.matcher.decider)
-        return KeyFilter(
+        return ListingFilter(
             lambda key: of_upstream(key) and user.can_read(key), names_of, has_common, True, fields, user.can_read
         )
     if user.reads_all_keys:
-        return KeyFilter(of_upstream, of_states, has_common)
+        return ListingFilter(of_upstream, of_states, has_common)
     # State servers check which keys the user may read.
-    return KeyFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
+    return ListingFilter(lambda key: of_upstream(key) and user.can_read(key), of_states, has_common)
 
 
 def _names_of(

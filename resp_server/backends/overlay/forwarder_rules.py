@@ -40,7 +40,7 @@ class ForwarderRules:
         self._logins, self._dedicated, self._cached = logins, dedicated, cached
         self._has_client_logins = has_client_logins
         self.set_commands()
-        self.set_patterns()
+        self.set_key_owners()
 
     @property
     def _ownership(self) -> Ownership:
@@ -58,14 +58,14 @@ class ForwarderRules:
         ]
         self._forwarder.set_upstream(self._connection_of, self._own_clients, self._cache_of, rows)
 
-    def set_patterns(self) -> None:
+    def set_key_owners(self) -> None:
         """Give the forwarder the owners of keys. Before all owners are known, it forwards nothing."""
         if self._forwarder is None:
             return
         if self._ownership.is_known:
-            self._forwarder.set_patterns(self._ownership.matcher.key_owners)
+            self._forwarder.set_key_owners(self._ownership.matcher.key_owners)
         else:
-            self._forwarder.set_patterns({}, [KeyOwner(b"*", None)])
+            self._forwarder.set_key_owners({}, [KeyOwner(b"*", None)])
 
     def hold_requests(self, is_held: bool, are_publishing_held: bool) -> None:
         """Have the forwarder leave the upstream's requests to the general path while these wait for a subscription.

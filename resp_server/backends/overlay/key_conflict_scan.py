@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from resp_server.backends.routing.key_patterns import glob_of
+from resp_server.backends.routing.format_patterns import glob_of
 from resp_server.backends.routing.ownership import EXAMPLES_MAX, NewFormat, Ownership
 from resp_server.protocol.errors import internal_error
 from resp_server.raw_replies.answers import CallbackWait, ask, in_background, run_in_steps

@@ -60,7 +60,7 @@ class KeyspaceBackends(Protocol):
         """Send a read of a state's key to the server that has it."""
 
 
-class KeyFilter(NamedTuple):
+class ListingFilter(NamedTuple):
     """The filters of the keys of each backend that a client sees.
 
     Args:
@@ -127,7 +127,7 @@ def _may_name(rule: Rule, pattern: bytes) -> bool:
     return may_match(pattern, rule.keys.prefix, not rule.keys.columns)
 
 
-async def scan(backends: KeyspaceBackends, keys: KeyFilter, request: Request, position: ScanPosition) -> Answer:
+async def scan(backends: KeyspaceBackends, keys: ListingFilter, request: Request, position: ScanPosition) -> Answer:
     """Answer a SCAN by a step of the backend that its cursor names."""
     request = (request[0], b"%d" % position.inner, *request[2:])
     listing = keys.state_listing(request)
@@ -184,7 +184,7 @@ def visible_keys(
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
 
 
-async def query_both(backends: KeyspaceBackends, keys: KeyFilter, role: Role | None, request: Request) -> Answer:
+async def query_both(backends: KeyspaceBackends, keys: ListingFilter, role: Role | None, request: Request) -> Answer:
     """Answer KEYS, RANDOMKEY or DBSIZE from both backends."""
     if role is Role.RANDOMKEY:
         return await _random_key(backends, keys)
@@ -205,7 +205,7 @@ async def _state_names(backends: KeyspaceBackends, listing: StateListing) -> Ans
     return await listed_names(listing, listed, backends.to_owner, backends.defer)
 
 
-async def _random_key(backends: KeyspaceBackends, keys: KeyFilter) -> Answer:
+async def _random_key(backends: KeyspaceBackends, keys: ListingFilter) -> Answer:
     """Return a random key. A backend is chosen in proportion to its visible names, estimated from its random keys."""
     count, listing, replies = backends.node_count, keys.state_listing(RANDOMKEY), Replies()
     # For each node, then for the states: the number of keys, and some random ones.

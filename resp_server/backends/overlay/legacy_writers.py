@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from resp_server.backends.routing.format_patterns import may_share_keys
 from resp_server.backends.routing.key_aliases import exists_request
 from resp_server.backends.routing.key_matcher import KeyMatcher
-from resp_server.backends.routing.key_patterns import may_share_keys
 from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.protocol.errors import client_text
 from resp_server.protocol.request_parser import Request

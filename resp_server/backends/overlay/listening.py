@@ -25,8 +25,8 @@ from resp_server.command.policy import Role, Verb
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
-from resp_server.pipeline.called import OwnRequests
 from resp_server.pipeline.context import CommandContext, ServerContext
+from resp_server.pipeline.keyless_commands import OwnRequests
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Retry
 from resp_server.protocol.request_parser import Request

@@ -43,9 +43,9 @@ from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
 from resp_server.pipeline.batched import LocalReason
-from resp_server.pipeline.called import OwnRequests
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
+from resp_server.pipeline.keyless_commands import OwnRequests
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode

@@ -59,7 +59,7 @@ class OwnerChanges:
 
     def _owners_changed(self, change: OwnershipChange) -> None:
         """Fail the EXEC of clients that watch a key with a new owner, and invalidate all cached keys."""
-        self._forwarder.set_patterns()
+        self._forwarder.set_key_owners()
         self._shadow.take_rules(self._ownership.rules)
         self._aliases.forget_read()
         self._upstream_changes.follow()
@@ -81,7 +81,7 @@ class OwnerChanges:
         if self._clusters.has_key_formats:
             self._is_ahead_of_servers = False
             self._ownership.complete()
-            self._forwarder.set_patterns()
+            self._forwarder.set_key_owners()
 
     def learn_from_logs(self, formats: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
         """Take the key formats of all jobs of each log at a first start: other keys are the upstream's from now on.
@@ -94,7 +94,7 @@ class OwnerChanges:
         for each in formats:
             self._ownership.learn(each)
         self._ownership.complete()
-        self._forwarder.set_patterns()
+        self._forwarder.set_key_owners()
 
     def stop(self) -> None:
         """End the searches for keys of new formats."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from resp_server.backends.overlay.legacy_writers import WATCH_S, LegacyWriterDetector
 from resp_server.backends.redis.key_changes import CONNECTING, ON, KeyChanges
-from resp_server.backends.routing.key_patterns import may_share_keys
+from resp_server.backends.routing.format_patterns import may_share_keys
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import UNTIL_CHANGED, Owner, Rule, Rules, RulesError
 from resp_server.backends.routing.rules_file import RulesFile

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from resp_server.backends.routing.format_patterns import covers
 from resp_server.backends.routing.key_matcher import KeyMatcher, OwnedFormat
-from resp_server.backends.routing.key_patterns import covers
 from resp_server.backends.routing.key_patterns_found import FoundKey, NameGroups
 from resp_server.backends.routing.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from resp_server.backends.routing.key_patterns import covers, glob_of, key_pattern
+from resp_server.backends.routing.format_patterns import covers, glob_of, key_pattern
 from resp_server.backends.routing.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 

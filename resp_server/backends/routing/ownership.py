@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from resp_server.backends.routing.format_patterns import covers, key_pattern
 from resp_server.backends.routing.key_matcher import UPSTREAMS, Decision, KeyMatcher, OwnedFormat
-from resp_server.backends.routing.key_patterns import covers, key_pattern
 from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.backends.routing.rules_file import RulesFile
 from resp_server.protocol.errors import client_text

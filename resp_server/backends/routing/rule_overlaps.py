@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from itertools import combinations, islice
 
-from resp_server.backends.routing.key_patterns import covers, key_pattern
+from resp_server.backends.routing.format_patterns import covers, key_pattern
 from resp_server.backends.routing.rules import Rules
 from state_backend.model.descriptor import KeyFormat
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from resp_server.backends.routing.format_patterns import covers
 from resp_server.backends.routing.key_aliases import KeyAlias, StateKey
-from resp_server.backends.routing.key_patterns import covers
 from state_backend.model.descriptor import KeyFormat
 from state_backend.model.errors import SparkisError
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from functools import cmp_to_key
 
+from resp_server.backends.routing.format_patterns import covers
 from resp_server.backends.routing.key_analysis import AnalyzedKeys, printable
-from resp_server.backends.routing.key_patterns import covers
 from state_backend.model.descriptor import KeyFormat
 
 HEAD = """\

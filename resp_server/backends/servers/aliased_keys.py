@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from resp_server.backends.routing.format_patterns import glob_of
 from resp_server.backends.routing.key_aliases import StateKey
-from resp_server.backends.routing.key_patterns import glob_of
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.backends.servers.field_names import FieldRules, NameInDatabase, has_fields

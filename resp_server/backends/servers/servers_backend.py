@@ -23,9 +23,9 @@ from resp_server.command.table import Command
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.batched import LocalReason
-from resp_server.pipeline.called import Caller, OwnRequests, has_slot, may_be_called
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
+from resp_server.pipeline.keyless_commands import CommandCaller, OwnRequests, has_slot, needs_no_pipeline
 from resp_server.pipeline.long_requests import too_long
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
@@ -94,14 +94,14 @@ class ServersBackend:
     def call_commands(self, may_call: Callable[[Command], bool | OwnRequests]) -> None:
         """Let the compiled core run commands for which `may_call` is true, or the requests that its test accepts."""
         if self._stored_reads is not None:
-            self._stored_reads.caller = Caller(self._server, may_call)
+            self._stored_reads.caller = CommandCaller(self._server, may_call)
 
     @staticmethod
     def may_call(command: Command) -> bool:
         """Return whether the proxy runs a command itself, as a server does."""
         return (
             not has_slot(command)
-            and may_be_called(command)
+            and needs_no_pipeline(command)
             and command.answered_without_upstream is AnsweredBy.LOCAL
             and not command.policy.is_internal
         )

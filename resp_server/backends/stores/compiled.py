@@ -16,8 +16,8 @@ from resp_server.acl.user import User
 from resp_server.acl.visibility import Visibility
 from resp_server.command.table import CommandTable
 from resp_server.metrics.slow_log import batch_entry
-from resp_server.pipeline.called import Caller
 from resp_server.pipeline.context import ServerContext
+from resp_server.pipeline.keyless_commands import CommandCaller
 from resp_server.pipeline.watch import watch_point_of
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.session.session import Session
@@ -45,19 +45,19 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
         return watch_point_of(server.process.run_id, server.view, job)
 
     fast_path: FastPath = native.fast_path.FastPath(
-        server, lambda user: rules_of(user, server.table), record_slow, count_keys, watch_point
+        server, lambda user: permissions_of(user, server.table), record_slow, count_keys, watch_point
     )
-    fast_path.caller = Caller(server)
+    fast_path.caller = CommandCaller(server)
     return fast_path
 
 
-def rules_of(user: User, table: CommandTable) -> Any:
+def permissions_of(user: User, table: CommandTable) -> Any:
     """Return a user's rights to read, in the form of the core."""
-    assert native.rows is not None and native.rules is not None
+    assert native.rows is not None and native.permissions is not None
     selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
     for selector in user.selectors:
         commands = [(name, table.get(name)) for name in native.rows.NAMES]
         names = [name for name, command in commands if command is not None and selector.allows(command)]
         patterns = list(selector.patterns(KeyAccess.READ))
         selectors.append((names, None if b"*" in patterns else patterns))
-    return native.rules.Rules(selectors)
+    return native.permissions.Permissions(selectors)

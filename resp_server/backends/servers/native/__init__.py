@@ -1,6 +1,6 @@
 """The compiled forwarder of a proxy, if it is built; without it the general path forwards all requests.
 
-- `key_patterns`: which keys are the states', and which the upstream's.
+- `key_owners`: which keys are the states', and which the upstream's.
 - `forwarded_commands`: the commands that are forwarded, and where their keys are.
 - `stored_reads`: answers reads from a state server's stores, before the forwarder gets them.
 - `upstream_access`: finds a client's connection to the upstream.

@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from resp_server.native.client_fields cimport InputInterceptor, SessionFields
 from resp_server.native.wire cimport Output
-from resp_server.backends.servers.native.key_patterns cimport KeyPatterns
+from resp_server.backends.servers.native.key_owners cimport KeyOwnerTable
 
 cdef enum:
     UPSTREAM = 256  # the number of the connection to the upstream; those to the nodes of a Redis Cluster come after it
@@ -87,7 +87,7 @@ cdef class ClientBatch:
     cdef bint was_caching_set  # before the requests
     cdef uint64_t full_invalidations  # of the tracking table, when the requests were sent
     cdef list noted  # the keys of state servers' replies that are not recorded yet; None: there are none
-    cdef KeyPatterns patterns  # of the client's database
+    cdef KeyOwnerTable patterns  # of the client's database
     cdef object at_epochs  # at which transactions over several servers are read
     cdef int epochs_id(self, epochs) except -1
     cdef bint note_keys(self, const PendingReply* entry, epochs) except -1

@@ -8,7 +8,7 @@ from libc.string cimport memcmp
 
 from resp_server.native.raw_replies cimport bulk_bytes, integer_bytes, integer_in, line_bytes, reply_bytes
 from resp_server.native.wire cimport Output, Word, number_line, put, put_line, reserve
-from resp_server.backends.servers.native.key_patterns cimport STATES, UPSTREAM_BACKEND, KeyPatterns
+from resp_server.backends.servers.native.key_owners cimport STATES, UPSTREAM_BACKEND, KeyOwnerTable
 
 from resp_server.raw_replies.raw_reply import JOINED_BYTES_MAX, RawReplySender
 from resp_server.raw_replies.reply_sinks import malformed_reply
@@ -181,7 +181,7 @@ cdef class ClientBatch:
         cdef const uint8_t* at = <const uint8_t*>self.buffer.data + self.items[request.first].at
         cdef const uint8_t* end = at + self.items[request.first].size
         cdef const uint8_t* theirs = <const uint8_t*>self.buffer.data + drawn.at
-        cdef KeyPatterns patterns = self.patterns
+        cdef KeyOwnerTable patterns = self.patterns
         cdef Py_ssize_t took = integer_bytes(at, end), theirs_took
         cdef double states = integer_in(<const char*>at, took), others = integer_in(self.buffer.data + total.at, total.size), share
         cdef Word key

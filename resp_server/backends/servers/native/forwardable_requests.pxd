@@ -6,7 +6,7 @@ from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.wire cimport Word
 from resp_server.backends.servers.native.client_batch cimport ClientBatch, Item, Request
 from resp_server.backends.servers.native.forwarded_commands cimport WORDS_MAX, ForwardedCommands, Plan
-from resp_server.backends.servers.native.key_patterns cimport DatabasePatterns, KeyPatterns
+from resp_server.backends.servers.native.key_owners cimport DatabaseOwners, KeyOwnerTable
 from resp_server.backends.servers.native.reply_delivery cimport ReplyDelivery
 from resp_server.backends.servers.native.stored_reads cimport StoredReads
 from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
@@ -30,12 +30,12 @@ cdef class ForwardableRequests:
     cdef ForwardedCommands commands
     cdef ReplyDelivery delivery
     cdef UpstreamAccess upstream
-    cdef DatabasePatterns database_patterns
+    cdef DatabaseOwners database_patterns
     cdef bint holds_upstream, holds_publishing  # see `Forwarder.hold`
     # Of the client, and of its requests:
     cdef object slot_connections
     cdef bytes slot_numbers  # of these connections, by slot
-    cdef KeyPatterns patterns  # of the client's database
+    cdef KeyOwnerTable patterns  # of the client's database
     cdef Tracking tracking
     cdef Word words[WORDS_MAX]  # of the last request
     cdef Word keys[WORDS_MAX]

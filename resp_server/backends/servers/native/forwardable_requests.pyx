@@ -18,7 +18,7 @@ from resp_server.backends.servers.native.client_batch cimport (
     ARRAY, COUNTED, DRAWN, EXEC_PARTS, LISTED, NOT_JOINED, QUEUED_PART, SCANNED, UPSTREAM, BatchClient, ClientBatch, Item, Request
 )
 from resp_server.backends.servers.native.forwarded_commands cimport BEGIN, QUEUED, RUN, WATCHED, WORD_BYTES_MAX, WORDS_MAX, ForwardedCommands, Plan
-from resp_server.backends.servers.native.key_patterns cimport CACHED, STATES, UPSTREAM_BACKEND, DatabasePatterns
+from resp_server.backends.servers.native.key_owners cimport CACHED, STATES, UPSTREAM_BACKEND, DatabaseOwners
 from resp_server.backends.servers.native.reply_delivery cimport ReplyDelivery
 from resp_server.backends.servers.native.stored_reads cimport StoredReads
 from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
@@ -42,7 +42,7 @@ cdef class ForwardableRequests:
     def __init__(self, cluster, server, ForwardedCommands commands, ReplyDelivery delivery):
         self.all_slot_connections, self.epochs, self.server = cluster.slot_connections, cluster.epochs, server
         self.commands, self.delivery = commands, delivery
-        self.upstream, self.database_patterns = UpstreamAccess(), DatabasePatterns()
+        self.upstream, self.database_patterns = UpstreamAccess(), DatabaseOwners()
         self.cached, self.watched = [], []
 
     cdef ClientBatch batch_of(self, sink, const uint8_t* data, size_t size, int protocol, size_t replied):

@@ -98,7 +98,7 @@ cdef class Forwarder:
         reads.use(self.state_keys, stores)
         self.requests.stored = None if stores is None else reads
 
-    def set_patterns(self, by_database, others=()):
+    def set_key_owners(self, by_database, others=()):
         """Set which backend answers which keys of each database: `KeyOwner`; the first match decides.
 
         A key that matches no pattern is the upstream's. others: the patterns of all other databases.

@@ -4,14 +4,14 @@ from libc.stdint cimport int64_t, uint8_t
 
 from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.fast_path cimport FastPath
-from resp_server.native.rules cimport KeyFilter
+from resp_server.native.permissions cimport KeyFilter
 from resp_server.native.wire cimport Word
 from resp_server.backends.servers.native.forwarded_commands cimport WORDS_MAX
-from resp_server.backends.servers.native.key_patterns cimport DatabasePatterns
+from resp_server.backends.servers.native.key_owners cimport DatabaseOwners
 from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
 
 cdef class StateKeys(KeyFilter):
-    cdef DatabasePatterns patterns
+    cdef DatabaseOwners patterns
     cdef UpstreamAccess upstream
     cdef bint has_stores, admits_all
 

@@ -11,10 +11,10 @@ from libc.stdint cimport int64_t, uint8_t
 from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.core cimport Core
 from resp_server.native.fast_path cimport FastPath
-from resp_server.native.rules cimport KeyFilter
+from resp_server.native.permissions cimport KeyFilter
 from resp_server.native.wire cimport Output, Word, cut
 from resp_server.backends.servers.native.forwarded_commands cimport WORD_BYTES_MAX, WORDS_MAX
-from resp_server.backends.servers.native.key_patterns cimport STATES, DatabasePatterns
+from resp_server.backends.servers.native.key_owners cimport STATES, DatabaseOwners
 from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
 
 cdef int64_t NEVER_NS = <int64_t>1 << 62
@@ -23,7 +23,7 @@ cdef int64_t NEVER_NS = <int64_t>1 << 62
 cdef class StateKeys(KeyFilter):
     """The keys of database 0 whose forwardable requests states answer, by the forwarder's patterns; none without stores."""
 
-    def __init__(self, DatabasePatterns patterns, UpstreamAccess upstream):
+    def __init__(self, DatabaseOwners patterns, UpstreamAccess upstream):
         self.patterns, self.upstream = patterns, upstream
 
     cdef bint admits_all_keys(self) noexcept:
@@ -100,7 +100,7 @@ cdef class StoredReads(FastPath):
         input that is not a client's: it may be a server's reply.
         """
         cdef int64_t now_ms = monotonic_ns() // 1000000
-        self.last_user = self.last_rules = None
+        self.last_user = self.last_permissions = None
         if self.is_fresh and now_ms == self.renewed_ms and (not self.may_read or self.core.jobs.is_newest()):
             return self.may_read
         self.is_fresh, self.may_read, self.renewed_ms, self.slow_ns = True, False, now_ms, NEVER_NS

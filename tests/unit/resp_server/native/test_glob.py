@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from compat.examples import examples
-from resp_server.native import rules
+from resp_server.native import permissions
 from resp_server.protocol.glob import matcher
 
 pytestmark = pytest.mark.compiled
@@ -34,4 +34,4 @@ TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"-", b"]", b"^", b"\\", b"*
 @example(b"[\xff-a]", b"\0")
 @example(b"[a-\xff]", b"\x80")
 def test_patterns_match_as_in_python(pattern: bytes, text: bytes) -> None:
-    assert rules.glob_matches(pattern, text) == bool(matcher(pattern)(text))
+    assert permissions.glob_matches(pattern, text) == bool(matcher(pattern)(text))

@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resp_server.backends.routing.format_patterns import covers, key_pattern
 from resp_server.backends.routing.key_matcher import KeyMatcher, OwnedFormat
-from resp_server.backends.routing.key_patterns import covers, key_pattern
 from resp_server.backends.routing.rules import Owner, Rule
 from state_backend.model.descriptor import KeyFormat
 

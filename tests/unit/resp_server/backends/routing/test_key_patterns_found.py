@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.backends.routing.key_patterns import key_pattern
+from resp_server.backends.routing.format_patterns import key_pattern
 from resp_server.backends.routing.key_patterns_found import FIRST_PARTS_MAX, LEVELS_MAX, FoundKey, NameGroups
 from state_backend.model.descriptor import KeyFormat
 

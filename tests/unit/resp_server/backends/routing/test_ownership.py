@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resp_server.backends.routing.key_patterns import glob_of, key_pattern
+from resp_server.backends.routing.format_patterns import glob_of, key_pattern
 from resp_server.backends.routing.ownership import (
     JobOwnership,
     NewFormat,

@@ -1,9 +1,9 @@
-"""The types of `called.pyx`, which has the docstrings."""
+"""The types of `keyless_commands.pyx`, which has the docstrings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-class CalledCommand:
+class KeylessCommand:
     def __init__(
         self,
         command: Any,

@@ -44,7 +44,7 @@ def has_slot(command: Command) -> bool:
     return bool(specs) and all("not_key" in spec["flags"] for spec in specs)
 
 
-def may_be_called(command: Command) -> bool:
+def needs_no_pipeline(command: Command) -> bool:
     """Return whether a command is about the connection or the server."""
     facts, handler = command.facts, command.handler
     is_of_redis = handler is not None and handler.own is None  # proxies send ours over connections that they share
@@ -52,33 +52,33 @@ def may_be_called(command: Command) -> bool:
     return is_of_redis and (not facts.key_specs or has_slot(command)) and not is_of_transaction
 
 
-class CalledCommands(BySpelling[Any]):
-    """The called commands by their name as typed; None for all others.
+class KeylessCommands(BySpelling[Any]):
+    """These commands by their name as typed; None for all others.
 
     A container's value is the table of its subcommands; there None is the container itself.
     """
 
-    def __init__(self, commands: Mapping[bytes, Command], called_of: Callable[[Command], Any]) -> None:
+    def __init__(self, commands: Mapping[bytes, Command], command_of: Callable[[Command], Any]) -> None:
         super().__init__(self._find_typed)
-        self._commands, self._called_of = commands, called_of
+        self._commands, self._command_of = commands, command_of
         self._found: dict[bytes, Any] = {}
 
     def _find_typed(self, typed: bytes) -> Any:
         name = typed.lower()
         if name not in self._found and name in self._commands:
-            self._found[name] = self._find_called(self._commands[name])
+            self._found[name] = self._find_keyless(self._commands[name])
         return self._found.get(name)
 
-    def _find_called(self, command: Command) -> Any:
-        called = self._called_of(command)
+    def _find_keyless(self, command: Command) -> Any:
+        of_container = self._command_of(command)
         if not command.subcommands:
-            return called
-        found = CalledCommands(command.subcommands, self._called_of)
-        found[None] = called
+            return of_container
+        found = KeylessCommands(command.subcommands, self._command_of)
+        found[None] = of_container
         return found
 
 
-class Caller:
+class CommandCaller:
     """What the core needs to call commands for the clients of a server.
 
     Args:
@@ -87,25 +87,25 @@ class Caller:
     """
 
     def __init__(
-        self, server: ServerContext, may_call: Callable[[Command], bool | OwnRequests] = may_be_called
+        self, server: ServerContext, may_call: Callable[[Command], bool | OwnRequests] = needs_no_pipeline
     ) -> None:
         self._server, self._may_call = server, may_call
-        self.commands = CalledCommands({each.name.encode(): each for each in server.table}, self._called_of)
+        self.commands = KeylessCommands({each.name.encode(): each for each in server.table}, self._command_of)
         self.record = record
         # Encodes and counts an error.
         self.error_reply = partial(error_reply, server)
 
-    def _called_of(self, command: Command) -> Any:
+    def _command_of(self, command: Command) -> Any:
         may_call = command.handler is not None and self._may_call(command)
         if command.handler is None or not may_call:
             return None
-        assert native.called is not None
+        assert native.keyless_commands is not None
         arity, parameters = command.facts.arity, command.handler.parameters
         takes_all = not (parameters.has_name or parameters.is_batch)
         converters = None if parameters.needs_no_conversion else tuple(each.convert for each in parameters.each)
         takes_words = takes_all and (converters is None or parameters.count_max is not None)
         most = sys.maxsize if parameters.count_max is None or not takes_words else command.words + parameters.count_max
-        return native.called.CalledCommand(
+        return native.keyless_commands.KeylessCommand(
             command,
             self._server.stats.command_stats(command.name),
             command.words,

@@ -1,8 +1,8 @@
-"""The types of `rules.pyx`, which has the docstrings."""
+"""The types of `permissions.pyx`, which has the docstrings."""
 
 from collections.abc import Sequence
 
-class Rules:
+class Permissions:
     def __init__(self, selectors: Sequence[tuple[Sequence[bytes], Sequence[bytes] | None]]) -> None: ...
 
 def glob_matches(pattern: bytes, text: bytes) -> bool: ...

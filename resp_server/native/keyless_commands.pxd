@@ -1,4 +1,4 @@
-"""The layout of `called`'s classes."""
+"""The layout of `keyless_commands`' classes."""
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
@@ -9,7 +9,7 @@ from resp_server.native.wire cimport Output
 
 cdef int push_before(server, SessionFields session, Output* out, size_t before, bytes pushes=*) except -1
 
-cdef class CalledCommand:
+cdef class KeylessCommand:
     cdef object command, command_stats, function, name, converters, is_own, is_connected
     cdef size_t name_words, least, most
     cdef bint takes_words, keeps_caching, is_for_subscribers, has_slot
@@ -21,20 +21,20 @@ cdef class CommandCalls:
     cdef bint needs_turn
     cdef int connected  # the client has connections or a login at other processes; NOT_ASKED: not asked for this buffer
     cdef uint64_t errors  # with the code ERR, since the last `collect`
-    cdef CalledCommand last_called  # of the last request, which `last_words` words name; of `last_caller`
+    cdef KeylessCommand last_command  # of the last request, which `last_words` words name; of `last_caller`
     cdef object last_caller
     cdef size_t last_words
     cdef bytes last_name, last_subcommand  # as typed
     cdef list counted  # the commands that were counted since the last call of `collect`
     cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0
-    cdef CalledCommand called_of(self, size_t count)
-    cdef bint admits_call(self, SessionFields session, CalledCommand called, size_t count) except -1
-    cdef bint is_own(self, SessionFields session, CalledCommand called, size_t count) except -1
+    cdef KeylessCommand command_of(self, size_t count)
+    cdef bint admits_call(self, SessionFields session, KeylessCommand command, size_t count) except -1
+    cdef bint is_own(self, SessionFields session, KeylessCommand command, size_t count) except -1
     cdef list cut_request(self, size_t count)
-    cdef object argument(self, CalledCommand called, size_t i)
-    cdef object run(self, context, CalledCommand called, size_t count)
+    cdef object argument(self, KeylessCommand command, size_t i)
+    cdef object run(self, context, KeylessCommand command, size_t count)
     cdef int64_t call(
-        self, SessionFields session, context, CalledCommand called, const uint8_t* request, size_t size, size_t count,
+        self, SessionFields session, context, KeylessCommand command, const uint8_t* request, size_t size, size_t count,
         Output* out, int64_t started_ns
     ) except -1
     cdef int put_error(self, Output* out, error) except -1

@@ -13,7 +13,7 @@ from resp_server.protocol.glob import PATTERN_BYTES_MAX as PATTERN_BYTES
 PATTERN_BYTES_MAX = PATTERN_BYTES
 
 
-cdef class Rules:
+cdef class Permissions:
     """A user's permissions for the core's commands: per selector, allowed commands and key patterns."""
 
     def __init__(self, selectors):

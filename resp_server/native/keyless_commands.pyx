@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Commands whose functions the core calls, without a turn of the event loop for each (see `pipeline.called`)."""
+"""Commands whose functions the core calls, without a turn of the event loop for each (see `pipeline.keyless_commands`)."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.time cimport monotonic_ns
@@ -18,7 +18,7 @@ from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Pending, Sliced, encode
 
 # Functions that are called for one client before others have their turn (guess: below a turn's time, as it ends after a call).
-cdef int64_t CALLED_NS_MAX = 1_000_000
+cdef int64_t CALLS_NS_MAX = 1_000_000
 # Where a shorter request is slow, sessions are observed, and the core calls nothing (see `context.ONE_BY_ONE_US`).
 cdef int64_t ONE_BY_ONE_NS = 1_000_000
 
@@ -45,14 +45,14 @@ cdef int push_before(server, SessionFields session, Output* out, size_t before, 
     return 0
 
 
-cdef class CalledCommand:
-    """A command whose function the core calls (see `pipeline.called`), and its counts since the last `FastPath.collect`.
+cdef class KeylessCommand:
+    """A command whose function the core calls, and its counts since the last `FastPath.collect`.
 
     name_words, least, most: the number of words in its name, and in its requests. takes_words: its function takes the words
     after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`.
     is_for_subscribers: a client with subscriptions may call it.
     has_slot: in a cluster, the pipeline checks first whether this node has the slot of its channel.
-    is_own, is_connected: see `pipeline.called.OwnRequests`; None: this process answers each request alone; it asks `is_own` for each.
+    is_own, is_connected: see `pipeline.command.OwnRequests`; None: this process answers each request alone; it asks `is_own` for each.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ cdef class CalledCommand:
 cdef class CommandCalls:
     """Calls commands' functions for the clients of a server.
 
-    caller: the `pipeline.called.Caller` of the commands; None: none is called. incomplete: the reply of the command that was called
-    last, if it is to be completed later, or None. needs_turn: then the connection continues in a turn, even if no input is left.
+    caller: the `pipeline.keyless_commands.CommandCaller` of the commands; None: none is called. incomplete: the reply of the
+    command that was called last, if it is to be completed later, or None. needs_turn: then the connection continues in a turn, even if no input is left.
     """
 
     def __cinit__(self, server, Core core):
@@ -87,7 +87,7 @@ cdef class CommandCalls:
         cdef size_t count = 0, before = out.used
         cdef Py_ssize_t took
         cdef int64_t now_ns = 0, ends_ns = 0
-        cdef CalledCommand called
+        cdef KeylessCommand command
         if self.caller is None or not session.can_call:
             return 0
         core.drop_lookaheads()  # a function may change anything
@@ -96,21 +96,21 @@ cdef class CommandCalls:
             while at < end and session.can_call and self.incomplete is None:
                 took = cut(at, end, core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
                 core.is_incomplete = took == 0 and at > start
-                called = self.called_of(count) if took > 0 else None
-                if called is None or not called.least <= count <= called.most:
+                command = self.command_of(count) if took > 0 else None
+                if command is None or not command.least <= count <= command.most:
                     break
-                if called.has_slot and self.server.cluster is not None:
+                if command.has_slot and self.server.cluster is not None:
                     break
-                if not session.can_be_forwarded and not self.admits_call(session, called, count):
+                if not session.can_be_forwarded and not self.admits_call(session, command, count):
                     break
-                if called.is_own is not None and not self.is_own(session, called, count):
+                if command.is_own is not None and not self.is_own(session, command, count):
                     break
                 if context is None:
                     context, now_ns = self.caller.begin(session), monotonic_ns()
                     if context is None:
                         break
-                    session.pushed, ends_ns = [], now_ns + CALLED_NS_MAX
-                now_ns = self.call(session, context, called, at, took, count, out, now_ns)
+                    session.pushed, ends_ns = [], now_ns + CALLS_NS_MAX
+                now_ns = self.call(session, context, command, at, took, count, out, now_ns)
                 at += took
                 session.calls += 1
                 core.is_full = now_ns >= ends_ns or out.used - before > OUTPUT_BYTES_MAX
@@ -122,75 +122,75 @@ cdef class CommandCalls:
         self.needs_turn = context is not None and (not session.can_call or self.incomplete is not None)
         return at - start
 
-    cdef CalledCommand called_of(self, size_t count):
+    cdef KeylessCommand command_of(self, size_t count):
         """Return the command of the request that was cut; None: no function is called for it."""
         cdef const Word* words = self.core.batch.words
         if self.last_caller is self.caller and count >= self.last_words and is_text(&words[0], self.last_name):
             if self.last_words == 1 or is_text(&words[1], self.last_subcommand):
-                return self.last_called
+                return self.last_command
         name, subcommand = text_of(&words[0]), None
         found = self.caller.commands[name]
-        if found is not None and type(found) is not CalledCommand:
+        if found is not None and type(found) is not KeylessCommand:
             if count > 1:
                 subcommand = text_of(&words[1])
             found = found[subcommand]
             if subcommand is None:
                 return found
         if found is not None:
-            self.last_caller, self.last_called, self.last_words = self.caller, found, 1 if subcommand is None else 2
+            self.last_caller, self.last_command, self.last_words = self.caller, found, 1 if subcommand is None else 2
             self.last_name, self.last_subcommand = name, subcommand
         return found
 
-    cdef bint admits_call(self, SessionFields session, CalledCommand called, size_t count) except -1:
+    cdef bint admits_call(self, SessionFields session, KeylessCommand command, size_t count) except -1:
         """Return whether a client with subscriptions, or a restricted user, may send the request that was cut."""
-        if session.subscriptions is not None and not called.is_for_subscribers:
+        if session.subscriptions is not None and not command.is_for_subscribers:
             return False
-        return session.user.is_unrestricted or session.user.denial(called.command, self.cut_request(count)) is None
+        return session.user.is_unrestricted or session.user.denial(command.command, self.cut_request(count)) is None
 
-    cdef bint is_own(self, SessionFields session, CalledCommand called, size_t count) except -1:
+    cdef bint is_own(self, SessionFields session, KeylessCommand command, size_t count) except -1:
         """Return whether this process alone answers the request that was cut. No called function connects a client elsewhere."""
-        if called.is_connected is not None:
+        if command.is_connected is not None:
             if self.connected == NOT_ASKED:
-                self.connected = called.is_connected(session)
+                self.connected = command.is_connected(session)
             if not self.connected:
                 return True
-        return session.user.is_unrestricted and called.is_own(session, self.cut_request(count))
+        return session.user.is_unrestricted and command.is_own(session, self.cut_request(count))
 
     cdef list cut_request(self, size_t count):
         """Return the words of the request that was cut."""
         return texts_of(self.core.batch.words, count)
 
-    cdef object argument(self, CalledCommand called, size_t i):
+    cdef object argument(self, KeylessCommand command, size_t i):
         """Return an argument of the request that was cut, as the command's function takes it."""
-        text = text_of(&self.core.batch.words[called.name_words + i])
-        convert = None if called.converters is None else called.converters[i]
+        text = text_of(&self.core.batch.words[command.name_words + i])
+        convert = None if command.converters is None else command.converters[i]
         return text if convert is None else convert(text)
 
-    cdef object run(self, context, CalledCommand called, size_t count):
+    cdef object run(self, context, KeylessCommand command, size_t count):
         """Call the function of the command that was cut."""
         cdef size_t i
-        if not called.takes_words:
-            return called.command.execute(context, [self.cut_request(count)])[0]
-        count -= called.name_words
+        if not command.takes_words:
+            return command.command.execute(context, [self.cut_request(count)])[0]
+        count -= command.name_words
         if count == 0:  # to call a function with few arguments needs no tuple
-            return called.function(context)
+            return command.function(context)
         if count == 1:
-            return called.function(context, self.argument(called, 0))
+            return command.function(context, self.argument(command, 0))
         if count == 2:
-            return called.function(context, self.argument(called, 0), self.argument(called, 1))
-        return called.function(context, *[self.argument(called, i) for i in range(count)])
+            return command.function(context, self.argument(command, 0), self.argument(command, 1))
+        return command.function(context, *[self.argument(command, i) for i in range(count)])
 
     cdef int64_t call(
-        self, SessionFields session, context, CalledCommand called, const uint8_t* request, size_t size, size_t count,
+        self, SessionFields session, context, KeylessCommand command, const uint8_t* request, size_t size, size_t count,
         Output* out, int64_t started_ns
     ) except -1:
         """Call a command's function, and write its reply; return the time then. request: its bytes, which were cut."""
         cdef size_t before = out.used
         cdef int64_t now_ns, elapsed_ns
-        session.last_command = called.name
+        session.last_command = command.name
         reply = b""
         try:
-            reply = self.run(context, called, count)
+            reply = self.run(context, command, count)
             if not put_reply(out, reply, session.protocol >= 3):
                 out.used = before
                 if isinstance(reply, (Sliced, Pending)):
@@ -198,22 +198,22 @@ cdef class CommandCalls:
                 else:
                     put_text(out, encode(reply, session.protocol))
         except Exception as error:
-            called.command_stats.failed += 1
+            command.command_stats.failed += 1
             out.used = before
             self.put_error(out, error)
         now_ns = monotonic_ns()
         elapsed_ns = now_ns - started_ns
         if session.can_call and self.incomplete is None and (elapsed_ns < ONE_BY_ONE_NS or elapsed_ns < self.server.observation.slow_ns):
-            if not called.counts.calls:
-                self.counted.append(called)
-            count_calls(&called.counts, 1, elapsed_ns)
+            if not command.counts.calls:
+                self.counted.append(command)
+            count_calls(&command.counts, 1, elapsed_ns)
         else:
             cut(request, request + size, self.core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
-            called.command_stats.calls += 1
-            self.caller.record(context, called.command, called.command_stats, self.cut_request(count), reply, elapsed_ns)
+            command.command_stats.calls += 1
+            self.caller.record(context, command.command, command.command_stats, self.cut_request(count), reply, elapsed_ns)
             if session.replies_suppressed:
                 out.used = before
-        if session.tracking_state is not None and not called.keeps_caching:
+        if session.tracking_state is not None and not command.keeps_caching:
             session.tracking_state.is_caching_set = False
         if session.pushed:
             pushes, session.pushed = b"".join(session.pushed), []
@@ -237,9 +237,9 @@ cdef class CommandCalls:
 
     cdef int collect(self) except -1:
         """Add the counts to the server's statistics."""
-        cdef CalledCommand called
-        for called in self.counted:
-            move_counts(&called.counts, called.command_stats)
+        cdef KeylessCommand command
+        for command in self.counted:
+            move_counts(&command.counts, command.command_stats)
         self.counted.clear()
         if self.errors:
             self.server.stats.count_error(GenericError.code, self.errors)

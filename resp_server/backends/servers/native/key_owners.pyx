@@ -19,7 +19,7 @@ from resp_server.backends.routing.rules import Owner
 LITERAL = re.compile(rb"[^*?\[\]\\^]*")
 
 
-cdef class KeyPatterns:
+cdef class KeyOwnerTable:
     """The patterns of one database, in order; the first one that a key matches decides. Without a match, it is the upstream's."""
 
     def __init__(self, patterns):
@@ -122,7 +122,7 @@ cdef class KeyPatterns:
             free(keys.data)
 
 
-cdef class DatabasePatterns:
+cdef class DatabaseOwners:
     """The patterns of all databases. Before `set`, all keys are the upstream's."""
 
     def __cinit__(self):
@@ -130,13 +130,13 @@ cdef class DatabasePatterns:
 
     cdef int set(self, by_database, others) except -1:
         """Set the patterns, as rows of `KeyOwner`, of some databases, and of all others."""
-        cdef dict made = {database: KeyPatterns(patterns) for database, patterns in by_database.items()}
-        self.others = KeyPatterns(others)
+        cdef dict made = {database: KeyOwnerTable(patterns) for database, patterns in by_database.items()}
+        self.others = KeyOwnerTable(others)
         self.has_cached = any(each.is_cached for patterns in [*by_database.values(), others] for each in patterns)
         self.first = made.get(0, self.others)
         self.by_database = made
         return 0
 
-    cdef KeyPatterns of(self, database):
+    cdef KeyOwnerTable of(self, database):
         """Return the patterns of a database."""
         return self.by_database.get(database, self.others) if database else self.first

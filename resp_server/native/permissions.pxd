@@ -1,4 +1,4 @@
-"""The layout of `rules`' classes."""
+"""The layout of `permissions`' classes."""
 
 from libc.stdint cimport uint64_t
 
@@ -10,7 +10,7 @@ cdef enum:
 
 cdef size_t PATTERN_BYTES_MAX  # of a longer one, the general path matches keys
 
-cdef class Rules:
+cdef class Permissions:
     cdef int selectors
     cdef uint64_t commands[SELECTORS_MAX][COMMANDS_MAX >> 6]  # of each selector, one bit per command
     cdef list patterns  # of each selector; None: all keys

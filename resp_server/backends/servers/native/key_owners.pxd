@@ -1,4 +1,4 @@
-"""The layout of `key_patterns`' classes."""
+"""The layout of `key_owners`' classes."""
 
 from libc.stdint cimport uint8_t, uint32_t
 
@@ -18,7 +18,7 @@ cdef struct KeyPattern:  # a Redis pattern of keys
     bint is_literal_and_star  # and after them only a `*`
     int backend
 
-cdef class KeyPatterns:
+cdef class KeyOwnerTable:
     cdef list texts
     cdef KeyPattern* patterns
     cdef size_t count
@@ -31,9 +31,9 @@ cdef class KeyPatterns:
     cdef int owner_of(self, const Word* key) noexcept
     cdef bint put_page(self, Output* out, const uint8_t* at, size_t size, int backend) except -1
 
-cdef class DatabasePatterns:
+cdef class DatabaseOwners:
     cdef dict by_database
-    cdef KeyPatterns first, others  # of database 0, and of databases without patterns of their own
+    cdef KeyOwnerTable first, others  # of database 0, and of databases without patterns of their own
     cdef bint has_cached  # some keys of the upstream are cached
     cdef int set(self, by_database, others) except -1
-    cdef KeyPatterns of(self, database)
+    cdef KeyOwnerTable of(self, database)
