@@ -38,6 +38,7 @@ PARTS = {
     "state_files": "an attachment without Spark: the delay of a commit, whole states (10 M keys with --full), decoding",
     "updates": "rows per second of a Spark stream until they are readable, beside the same job with redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, by step",
+    "real_time": "Real-Time Mode: from Spark's writer to a read, beside a ForeachWriter to redis-server",
     "attach": "the delay of an attachment, and the slowdown of its query",
 }
 # Not part of `all`: one takes as long as the rest, and two need programs that `make` does not install.
