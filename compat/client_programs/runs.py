@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from tempfile import TemporaryFile
 from threading import Timer
 from typing import Protocol
@@ -54,10 +55,10 @@ def run(command: Sequence[str], place: Place) -> Outcomes:
             env={**os.environ, **place.environment()},
         ) as process,
     ):
+        assert process.stdin is not None and process.stdout is not None
         limit = Timer(RUN_S_MAX, process.kill)
         limit.start()
         try:
-            assert process.stdin is not None and process.stdout is not None
             for line in process.stdout:
                 if line.startswith(REQUEST):
                     _do(line.removeprefix(REQUEST).split(), place, put)
@@ -72,6 +73,8 @@ def run(command: Sequence[str], place: Place) -> Outcomes:
         finally:
             limit.cancel()
             process.kill()
+            with suppress(BrokenPipeError):  # an answer that the program did not read
+                process.stdin.close()
         if process.returncode:
             errors.seek(0)
             outcomes[END] = f"exit code {process.returncode}"
