@@ -40,7 +40,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME -u PYTHONDONTWRITEBYTECODE 
        PYSPARK_PYTHON="$(CURDIR)/$(VENV_PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test setup-programs setup-javascript jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-hadoop test-azure test-clients test-hosts test-systemd test-image test-kubernetes bench soak chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
+.PHONY: help setup setup-test setup-programs setup-javascript jdk fmt check test test-pure test-versions test-slow test-large test-cluster test-kafka test-hadoop test-azure test-clients test-hosts test-systemd test-image test-kubernetes bench soak soak-real-time chaos conformance screenshots programs fuzz fuzz-native fuzz-paths mutation demo example commands errors metrics settings docs release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,10 @@ bench: setup-test ## run the benchmarks, about 25 minutes; ARGS="--help" lists t
 soak: setup-test ## run random epochs, 10,000 clients and dying readers for an hour, and check all replies; ARGS="--minutes 5"
 	@$(RUN) python -m benchmarks.soak $(ARGS)
 
+soak-real-time: setup-test ## send 5,000 messages a second of Kafka through Real-Time Mode for an hour, and check that memory stays flat; ARGS="--minutes 10"
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" sh scripts/kafka.sh $(VENV)
+	@$(RUN) python -m tests.kafka.soak $(ARGS)
+
 chaos: setup-test ## kill, pause, move and disconnect processes of a cluster on Spark while readers check replies, about ten minutes
 	@$(RUN) python -m benchmarks.chaos $(ARGS)
 
@@ -162,7 +166,7 @@ mutation: setup-test ## list changes of a folder's code that no unit test notice
 	@$(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input mutmut==3.8.1
 	@$(RUN) python scripts/mutation.py $(or $(FOLDER),state_backend/log) $(ARGS)
 
-demo: $(BASE) $(NATIVE) jdk ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
+demo: $(BASE) $(NATIVE) $(WRITER) jdk ## replay flights and weather through Spark, and serve their state; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
 
 example: setup ## run an example of examples/README.md: make example NAME=word_count; ARGS go to it
@@ -231,7 +235,7 @@ $(CLASSES): $(READY) scripts/spark_archive.py | jdk
 	@$(RUN) python scripts/spark_archive.py $@ 2>build/spark-archive.log
 
 # What a failure leaves out is said once; the next make tries again.
-$(WRITER): spark_hooks/real_time/SparkisWriter.java | $(READY) jdk
+$(WRITER): $(wildcard spark_hooks/real_time/*.java) | $(BASE) jdk
 	@echo "setup: compiling the writer of Real-Time Mode"
 	@$(RUN) python scripts/writer_jar.py || true
 

@@ -101,9 +101,13 @@ class Broker:
         """Return the numbers of a topic's partitions."""
         return sorted(self.admin.list_topics(topic, WAIT_S_MAX).topics[topic].partitions)
 
-    def write(self, topic: str, messages: Sequence[Message]) -> None:
+    def producer(self) -> Producer:
+        """Return a producer for several writes; it learns late of new partitions."""
+        return Producer({"bootstrap.servers": self.address, "partitioner": "murmur2_random", "linger.ms": 0})
+
+    def write(self, topic: str, messages: Sequence[Message], producer: Producer | None = None) -> None:
         """Write messages, and wait until the broker has them."""
-        producer = Producer({"bootstrap.servers": self.address, "partitioner": "murmur2_random", "linger.ms": 0})
+        producer = producer or self.producer()
         failed: list[object] = []
 
         def on_delivery(error: object, _: object) -> None:

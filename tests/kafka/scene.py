@@ -19,19 +19,22 @@ MESSAGES_EACH, PAUSE_S = 100, 0.05
 
 
 class Producing:
-    """Writes messages until it is stopped."""
+    """Writes messages until it is stopped. written: how many so far."""
 
-    def __init__(self, kafka: Broker, topic: str) -> None:
-        self._kafka, self._topic = kafka, topic
+    def __init__(self, kafka: Broker, topic: str, messages_each: int = MESSAGES_EACH) -> None:
+        self.written = 0
+        self._kafka, self._topic, self._messages_each = kafka, topic, messages_each
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        random, numbers = Random(1), numbers_from()
+        random, numbers, producer = Random(1), numbers_from(), self._kafka.producer()
         while not self._is_over.wait(PAUSE_S):
-            keys = random.choices(range(KEYS), k=MESSAGES_EACH)
-            self._kafka.write(self._topic, [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys])
+            keys = random.choices(range(KEYS), k=self._messages_each)
+            messages = [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys]
+            self._kafka.write(self._topic, messages, producer)
+            self.written += len(keys)
 
     def stop(self) -> None:
         """Write no more."""
