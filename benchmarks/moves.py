@@ -74,7 +74,7 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
         stack.enter_context(program("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
         eventually(
-            lambda: online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=BenchmarkError
+            lambda: online(log) == 1, awaited="the first server has loaded", timeout_s=TIMEOUT_S, error=BenchmarkError
         )
         stack.enter_context(_changing(writer, keys))
         began_s = time.perf_counter()

@@ -113,7 +113,7 @@ class SparkisProxied(Proxied):
         self.process, self.port, _ = start_program(stack, "resp_server.programs.proxy", *options)
         eventually(
             lambda: self._row()[1] == keys,
-            awaited="loading the servers' data",
+            awaited="the servers have loaded their data",
             timeout_s=LOAD_TIMEOUT_S,
             error=BenchmarkError,
         )

@@ -339,7 +339,9 @@ class Sparkis(ServerUnderTest):
             self.log, self.store, workers=workers, options=options, is_pure=is_pure
         )
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30, tls=tls)
-        eventually(self._is_loaded, awaited="loading the server's data", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+        eventually(
+            self._is_loaded, awaited="the server has loaded its data", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError
+        )
 
     def _is_loaded(self) -> bool:
         return self._applied() == self._committed()

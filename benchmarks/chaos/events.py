@@ -37,7 +37,7 @@ def ensure_manual_master(fleet: Fleet) -> None:
         os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
         eventually(
             lambda: fleet.record.online() < fleet.record.topology_size(),
-            awaited="noticing the loss of a server",
+            awaited="the loss of a server is noticed",
             timeout_s=START_S_MAX,
             error=ChaosError,
         )

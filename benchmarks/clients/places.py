@@ -109,4 +109,4 @@ class Scene:
             except EOFError:
                 return False
 
-        eventually(has_all, awaited="loading the keys", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+        eventually(has_all, awaited="the keys are loaded", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)

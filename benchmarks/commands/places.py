@@ -250,4 +250,4 @@ def _wait_for(endpoint: Endpoint, prefix: str) -> None:
             return False
 
     names = [numbered(key(prefix, kind, size), KEYS - 1) for kind in STATE_OF for size in SIZES]
-    eventually(has_all, awaited="loading the keys", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
+    eventually(has_all, awaited="the keys are loaded", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)

@@ -192,7 +192,7 @@ def _forwarded_keys(routed: OverlayCommand) -> Sequence[KeyRange] | None:
     needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
     if (
         needs_own
-        or policy.changes_role
+        or policy.changes_replication
         or policy.writes_other_database
         or policy.role not in ROLES_FORWARDED_TO_UPSTREAM
     ):

@@ -190,7 +190,7 @@ class Policy:
         field_command: Its counterpart about a field of a hash; None: there is none.
         value_set: How it sets strings; None: it is no plain write of strings.
         blocks_by_option: It blocks only with the option BLOCK.
-        keeps_caching: CLIENT CACHING is not about this command, but about the next one that is another.
+        keeps_caching: After CLIENT CACHING, this command does not use it up.
         split: How a request with many keys, members or channels is split; None: it is not.
         channels: What the command does with subscriptions.
         channel_at: The position of the channel to which it publishes; 0: none.
@@ -205,8 +205,8 @@ class Policy:
         is_cacheable: A proxy may cache its replies; not those with times.
         redaction: The arguments that no log shows.
         waits_for_writes: It blocks until the writes of its connection are done; other blocking commands wait for keys.
-        kills_a_script: A connection that is shared may be that of the script, and would deliver it after its end.
-        changes_role: It makes the upstream a replica or a master again. Other requests do not reach a replica.
+        kills_a_script: It is not sent over a shared connection: if the script runs there, it would arrive after it.
+        changes_replication: It makes the upstream a replica or a master again. Other requests do not reach a replica.
         writes_other_database: A key that it writes in another database is not among its keys in the selected one.
     """
 
@@ -233,7 +233,7 @@ class Policy:
     redaction: Redaction = Redaction.NOTHING
     waits_for_writes: bool = False
     kills_a_script: bool = False
-    changes_role: bool = False
+    changes_replication: bool = False
     writes_other_database: bool = False
 
     @property

@@ -12,7 +12,7 @@ Known = TypeVar("Known")
 
 
 class BySpelling(dict[bytes | None, Known]):
-    """What a function finds for each spelling; the first ones are remembered. No client types the key None.
+    """A cache of look-ups by the name as typed: the first ones are remembered. The key None is free for other uses.
 
     Args:
         find: Called with a spelling that is not remembered.

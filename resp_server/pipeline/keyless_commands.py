@@ -53,9 +53,9 @@ def needs_no_pipeline(command: Command) -> bool:
 
 
 class KeylessCommands(BySpelling[Any]):
-    """These commands by their name as typed; None for all others.
+    """The commands that need no pipeline, by their name as typed; None for all others.
 
-    A container's value is the table of its subcommands; there None is the container itself.
+    A container maps to a table of its subcommands, whose key None has the container itself.
     """
 
     def __init__(self, commands: Mapping[bytes, Command], command_of: Callable[[Command], Any]) -> None:

@@ -19,7 +19,7 @@ from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, SeenEpochs, run_in_steps, run_into
+from resp_server.raw_replies.answers import Answer, ReadSeenEpochs, run_in_steps, run_into
 from resp_server.raw_replies.raw_reply import Steps
 from resp_server.session.session import Session
 from resp_server.session.transaction import Transaction, WatchedVersion
@@ -57,7 +57,7 @@ class TransactionBackend(Protocol):
     """Runs the queued commands of an EXEC, and watches keys."""
 
     def begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: ReadSeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests. seen: returns the epochs that the client has seen."""
 

@@ -18,7 +18,7 @@ import hiredis
 
 from resp_server.backends.routing.key_analysis import printable
 from resp_server.backends.routing.key_patterns_found import FoundKey
-from resp_server.backends.routing.stale_copies import Copies, KeyOwner
+from resp_server.backends.routing.stale_copies import Copies, ReportedOwner
 from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import files_of
 from resp_server.programs.status import table
@@ -129,12 +129,12 @@ class _CopyScan:
 
     async def _take(self, keys: Sequence[FoundKey]) -> None:
         names = [key.name for key in keys]
-        rows = [[KeyOwner(*row) for row in proxy.call("STATE", "OWNER", *names)] for proxy in self._proxies]
+        rows = [[ReportedOwner(*row) for row in proxy.call("STATE", "OWNER", *names)] for proxy in self._proxies]
         copied = [key for key, owners in zip(keys, zip(*rows, strict=True), strict=True) if self._add(key, owners)]
         if self._deletes and copied:
             await self._delete(copied)
 
-    def _add(self, key: FoundKey, owners: Sequence[KeyOwner]) -> bool:
+    def _add(self, key: FoundKey, owners: Sequence[ReportedOwner]) -> bool:
         return self.copies.add(key.name, owners)
 
     async def _delete(self, keys: Sequence[FoundKey]) -> None:

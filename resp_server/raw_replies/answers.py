@@ -30,7 +30,7 @@ from resp_server.raw_replies.reply_sinks import (
 from resp_server.session.epochs import EMPTY_EPOCHS, NO_EPOCHS, Epochs, ReplyEpochs, union_of
 
 # Returns the epochs that a request's client has seen.
-SeenEpochs = Callable[[], Epochs]
+ReadSeenEpochs = Callable[[], Epochs]
 
 
 class Answer(NamedTuple):
@@ -67,7 +67,7 @@ class ReplyFuture(ReplySink, Wait):
 
     __slots__ = ("_answer", "_error", "_failed", "_seen", "_then", "is_finished")
 
-    def __init__(self, seen: SeenEpochs = no_epochs) -> None:
+    def __init__(self, seen: ReadSeenEpochs = no_epochs) -> None:
         self._seen = seen
         self.is_finished = False
         self._answer = NO_ANSWER
@@ -131,7 +131,7 @@ async def await_in_task(future: ReplyFuture) -> Answer:
     return await future
 
 
-def ask(send: Callable[[ReplySink, int], object], seen: SeenEpochs = no_epochs) -> ReplyFuture:
+def ask(send: Callable[[ReplySink, int], object], seen: ReadSeenEpochs = no_epochs) -> ReplyFuture:
     """Send a request.
 
     Args:
@@ -159,7 +159,7 @@ class Replies(ReplySink, Wait):
 
     __slots__ = ("_error", "_missing", "_replies", "_seen", "_then", "epochs")
 
-    def __init__(self, seen: SeenEpochs = no_epochs, count: int = 0) -> None:
+    def __init__(self, seen: ReadSeenEpochs = no_epochs, count: int = 0) -> None:
         self.epochs = NO_EPOCHS
         self._seen = seen
         self._replies: list[RawReply | None] = [None] * count
@@ -317,7 +317,7 @@ class CallbackWait(Wait):
             yield self
 
 
-class Turns:
+class StepPauses:
     """Divides a coroutine's work among turns of the event loop: it awaits this between two steps of its work."""
 
     __slots__ = ("_defer", "_ends_ns")
@@ -372,7 +372,7 @@ def run_into(coroutine: Answering, sink: ReplySink, index: int) -> None:
     _Run(coroutine, sink, index).resume()
 
 
-def start(coroutine: Answering, seen: SeenEpochs = no_epochs) -> ReplyFuture:
+def start(coroutine: Answering, seen: ReadSeenEpochs = no_epochs) -> ReplyFuture:
     """Run a coroutine beside the caller; return its answer."""
     future = ReplyFuture(seen)
     run_into(coroutine, future, 0)

@@ -68,8 +68,7 @@ class Session(SessionFields):
         can_be_forwarded: As `can_use_fast_path`, but in any database, the client may track keys, and it reads values
             before their commit. Only a proxy's compiled code uses it: the forwarder keeps databases apart.
         can_call: The core may call the functions of commands (`pipeline.keyless_commands`): the client is authenticated
-            as a user
-            without a rate limit, and not closing; its replies are on; it has no transaction.
+            as a user without a rate limit, and not closing; its replies are on; it has no transaction.
         pushed: The pushes to the client while the core calls a command for it; None: it calls none.
         is_observed: The fast path is off for all connections, because requests are monitored, timed or paused one by
             one.

@@ -76,7 +76,7 @@ class NewestOffsets:
         return None if offset is None else json.loads(str(offset.json()))
 
     def _looked_ms(self, query: StreamingQuery) -> int:
-        """Return a time at or after which the sources looked for newer offsets."""
+        """Return a lower bound of the time at which the sources last looked for newer offsets."""
         running: Any = query
         progress = running._jsq.lastProgress()
         begun_ms = 0 if progress is None else _ms_of(str(progress.timestamp()))

@@ -225,7 +225,7 @@ class Fleet:
                 for each in members
             )
 
-        eventually(is_quiet, awaited="not all servers show the topology")
+        eventually(is_quiet, awaited="all servers show the topology")
 
     def wait_for_all_keys(self) -> None:
         """Wait until all keys are read at a new epoch."""
@@ -237,7 +237,7 @@ class Fleet:
                 return all(int(client.get(key)) > since for key in KEYS)
             return False
 
-        eventually(are_all_new, awaited="not all keys are answered")
+        eventually(are_all_new, awaited="replies to all keys")
         client.close()
 
 

@@ -108,13 +108,13 @@ def test_a_store_that_is_damaged_under_a_server_mends_itself(tmp_path: Path, dam
         writer.publish(Change("n", Op.PUT, key.encode(), None, value.encode()) for key, value in VALUES.items())
     with plain_serve(folder, log, port, "--workers", str(workers)) as process:
         readers = Readers(port)
-        eventually(lambda: readers.rounds >= 2, awaited="nothing is read")
+        eventually(lambda: readers.rounds >= 2, awaited="reads")
         before = Counter(readers.errors)  # of the start
         (data,) = folder.glob("job/*/data.mdb")
         damage(data)
         eventually(
             lambda: readers.rounds >= 2 and list(folder.glob("job/*/data.mdb")) != [data] and not data.exists(),
-            awaited="the store is not built anew",
+            awaited="the store is built anew",
         )
         assert process.poll() is None
         readers.stop()

@@ -20,13 +20,13 @@ def test_standby_takes_over_from_a_killed_registry_and_steps_back_when_it_is_res
     assert fleet.record().term == 1
 
     first.kill()
-    eventually(lambda: fleet.record().term == 2, awaited="nobody takes over")
+    eventually(lambda: fleet.record().term == 2, awaited="another one has taken over")
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
 
     fleet.registry()
-    eventually(lambda: standing.output.count("standing by") == 2, awaited="it does not step back")
+    eventually(lambda: standing.output.count("standing by") == 2, awaited="it has stepped back")
     assert fleet.record().term == 3
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
@@ -59,6 +59,6 @@ def test_standby_waits_while_the_registry_answers(fleet: Fleet) -> None:
     fleet.wait_for(_0="0-16383")
     # So long that it would have taken over if it had not been answered.
     began = fleet.epoch
-    eventually(lambda: fleet.epoch > began + 30, awaited="the job stands still")
+    eventually(lambda: fleet.epoch > began + 30, awaited="the job goes on")
     assert fleet.record().term == 1
     assert "started registry" not in standing.output

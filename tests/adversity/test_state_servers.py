@@ -51,7 +51,7 @@ def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
     reader = fleet.read()
-    eventually(lambda: reader.reads > 100, awaited="nothing is read")
+    eventually(lambda: reader.reads > 100, awaited="reads")
     with fleet.ask() as driver:
         assert driver.call("END", "mine", timeout_s=WAIT_S_MAX) == "OK"
     assert [each.popen.wait() for each in placed] == [0, 0]
@@ -64,7 +64,7 @@ def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_
     fleet.wait_for_all_keys()
 
     fleet.registry("--standby")
-    eventually(lambda: fleet.record().term == 2, awaited="nobody takes over")
+    eventually(lambda: fleet.record().term == 2, awaited="another one has taken over")
     fleet.wait_for(_2="0-16383")
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
@@ -79,7 +79,7 @@ def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) ->
     doubled.server(1)
     doubled.wait_for(_0="0-16383", _1="replica")
     reader = doubled.read()
-    eventually(lambda: reader.reads > 100, awaited="nothing is read")
+    eventually(lambda: reader.reads > 100, awaited="reads")
     first.kill()
     doubled.wait_for(_1="0-16383")
     assert doubled.nodes()[0] == ("replica", "", "fail")
@@ -111,7 +111,7 @@ def test_slots_of_killed_server_are_loaded_by_others(fleet: Fleet) -> None:
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
-    eventually(lambda: list(fleet.nodes()) == [0], awaited="it is not forgotten")
+    eventually(lambda: list(fleet.nodes()) == [0], awaited="it is forgotten")
     reader.stop()
 
 

@@ -67,10 +67,10 @@ def trio(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
             bus = _nodes(server)[ids[theirs.index(server)]][1].partition("@")[2]
             with first.connect() as connection:
                 connection.call("CLUSTER", "MEET", "127.0.0.1", str(server.port), bus)
-        eventually(lambda: all(set(_nodes(server)) == set(ids) for server in theirs), awaited="the nodes do not meet")
+        eventually(lambda: all(set(_nodes(server)) == set(ids) for server in theirs), awaited="the nodes have met")
         with replica.connect() as connection:
             assert connection.call("CLUSTER", "REPLICATE", ids[0]).plain == b"OK"
-        eventually(lambda: all(_is_settled(server, ids) for server in theirs), awaited="the replica does not follow")
+        eventually(lambda: all(_is_settled(server, ids) for server in theirs), awaited="the replica follows")
         topology = {
             "version": 3,
             "nodes": [
@@ -90,7 +90,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
         ):
             _fill(first, dataset, RANGES[0])
             _fill(second, dataset, RANGES[1])
-            eventually(lambda: _size(replica) == _size(first), awaited="the replica is not filled")
+            eventually(lambda: _size(replica) == _size(first), awaited="the replica is filled")
             yield Trio(theirs, [ours_first, ours_second, ours_replica])
 
 

@@ -226,7 +226,9 @@ def test_answered_history_frees_place_in_its_pipeline(cluster: Cluster) -> None:
         reader = stopped_reader(other, server)
         other.send(request("PING") + request("STATE", "HISTORY", KEY))
         assert other.read().plain == b"PONG"
-        eventually(lambda: not client.call("STATE", "HISTORY", KEY).is_error, awaited="no reader of before counts")
+        eventually(
+            lambda: not client.call("STATE", "HISTORY", KEY).is_error, awaited="readers of before no longer count"
+        )
         client.send(request("STATE", "HISTORY", KEY) * 3)
         assert [len(client.read().value) for _ in range(3)] == [EPOCHS] * 3
     eventually(lambda: reader not in readers_of(server.process.pid))

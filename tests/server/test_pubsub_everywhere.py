@@ -115,7 +115,7 @@ def test_notifications_reach_clients_of_all_workers(workers: tuple[Running, Job]
                 return message(each)
             return []
 
-        found = eventually(received, awaited="nobody is notified")  # appliers begin to keep events in their own time
+        found = eventually(received, awaited="a notification")  # appliers begin to keep events in their own time
         assert found[0] == b"pmessage"
         assert found[2].removeprefix(b"__keyspace@0__:") in KEYS
         assert found[3] == b"set"

@@ -160,7 +160,7 @@ def test_assigned_slots_are_taken_and_reported(tmp_path: Path) -> None:
         assert str(registry.reports[-1].owned_slots) == "0-9000"
         assert registry.reports[-1].has_room
         scene.appliers.has_room = False
-        await eventually_async(lambda: not registry.reports[-1].has_room, awaited="it says that there is no room")
+        await eventually_async(lambda: not registry.reports[-1].has_room, awaited="its report of a full disk")
         registry.push(b"notice", b"job", 8)
         await eventually_async(lambda: scene.appliers.noticed == ["job"], awaited="it looks")
         assert list(map(str, scene.desired_slots)) == ["0-9000"]

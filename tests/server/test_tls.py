@@ -54,7 +54,7 @@ def started(
     server = stack.enter_context(sparkis_server(folder / "store", log, *given))
     showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
     with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
-        eventually(lambda: can_ping(client), awaited="the server is loading")
+        eventually(lambda: can_ping(client), awaited="the server answers")
     return server
 
 
@@ -201,7 +201,7 @@ def test_client_without_tls_is_closed_and_takes_no_clients_place(
             except redis.ConnectionError:
                 return False  # the master hears of the last ones in a moment
 
-    eventually(is_all_there, awaited="places are taken by connections that are gone")
+    eventually(is_all_there, awaited="the places of closed connections are free")
     said = capfd.readouterr().err
     assert "a client's TLS handshake failed: it does not speak TLS" in said
     assert "Traceback" not in said
@@ -232,7 +232,7 @@ def test_a_new_certificate_is_shown_to_new_connections(
 
     (authority.folder / "changing.crt").write_text("no certificate")
     assert shown_at(server.port, authority, 2 * workers) == after
-    eventually(lambda: "the earlier files stay in use" in capfd.readouterr().err, awaited="a wrong file is not told of")
+    eventually(lambda: "the earlier files stay in use" in capfd.readouterr().err, awaited="a report of the wrong file")
     authority.issue("changing")
     assert set(shown_at(server.port, authority, 2 * workers)).isdisjoint({before, *after})
 

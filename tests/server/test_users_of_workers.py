@@ -152,6 +152,6 @@ def answering(server: Running) -> Connection:
             return connection
         return None
 
-    found = eventually(connected, awaited="nobody answers")
+    found = eventually(connected, awaited="a reply")
     assert found is not None
     return found

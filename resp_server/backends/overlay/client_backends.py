@@ -19,7 +19,7 @@ from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.policies import role_of
 from resp_server.command.policy import Role
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import SeenEpochs, run_into
+from resp_server.raw_replies.answers import ReadSeenEpochs, run_into
 from resp_server.raw_replies.reply_sinks import Defer, ReplySink
 from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.account import Account
@@ -79,7 +79,7 @@ class ClientBackends:
         upstream: Upstream,
         clusters: StateClusters,
         session: Session,
-        seen: SeenEpochs,
+        seen: ReadSeenEpochs,
         defer: Defer,
         to_owner: ToOwner,
         *,

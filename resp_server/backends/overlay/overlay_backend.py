@@ -50,7 +50,7 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.raw_replies.answers import SeenEpochs
+from resp_server.raw_replies.answers import ReadSeenEpochs
 from resp_server.session.session import Session
 from state_backend import VERSION
 
@@ -275,7 +275,7 @@ class OverlayBackend:
         """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
         policy = route.routed.policy
         if policy.role is None and not (
-            route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_role
+            route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_replication
         ):
             return False  # as most requests
         if route.destination is Destination.LOCAL:
@@ -288,7 +288,7 @@ class OverlayBackend:
             return self._logins.of(session.id).number_of(request[1]) != session.db
         needs_own = policy.role is Role.WATCH or policy.kills_a_script
         is_first = needs_own and not self._dedicated.has_own(session.id, self._sender.upstream_of(session).pools)
-        return route.is_blocking or is_first or policy.changes_role
+        return route.is_blocking or is_first or policy.changes_replication
 
     def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Answer SENTINEL, with this proxy as the master; False: it is another command, or no sentinel is known."""
@@ -430,7 +430,7 @@ class OverlayBackend:
         self._servers.watch(context, request, batch)
 
     def begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: ReadSeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests."""
         return self._transactions.begin_exec(context, requests, watched, seen)

@@ -28,9 +28,9 @@ from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.raw_replies.answers import (
     Answer,
+    ReadSeenEpochs,
     ReplyFuture,
-    SeenEpochs,
-    Turns,
+    StepPauses,
     all_of,
     run_in_steps,
     start,
@@ -96,7 +96,9 @@ class OverlayPlan:
         needs_states: Some commands are about states.
     """
 
-    def __init__(self, sender: RouteSender, session: Session, upstream: UpstreamTransaction, seen: SeenEpochs) -> None:
+    def __init__(
+        self, sender: RouteSender, session: Session, upstream: UpstreamTransaction, seen: ReadSeenEpochs
+    ) -> None:
         self._sender, self._session, self._upstream, self._seen = sender, session, upstream, seen
         self.places: list[RawReply | SinglePlace | SplitPlace] = []
         self.of_states: list[Request] = []
@@ -107,10 +109,10 @@ class OverlayPlan:
 
     async def make(self, requests: Sequence[Request]) -> None:
         """Add all queued commands; ReplyError if one may not run."""
-        turns = Turns(self._sender.defer)
+        pauses = StepPauses(self._sender.defer)
         for request in requests:
             self.places.append(await self._place_of(request))
-            await turns
+            await pauses
         self._upstream.end_commands()
         if self._sender.is_strict and self.needs_states and self._upstream.is_needed:
             raise GenericError("--transactions strict refuses keys of states and of the upstream together")
@@ -238,8 +240,8 @@ class OverlayExec(BackendExec):
         session: Session,
         requests: Sequence[Request],
         watched: Watched,
-        seen: SeenEpochs,
-        begin_states: Callable[[Sequence[Request], Watched, SeenEpochs], BackendExec],
+        seen: ReadSeenEpochs,
+        begin_states: Callable[[Sequence[Request], Watched, ReadSeenEpochs], BackendExec],
     ) -> None:
         self._sender, self._session, self._protocol = sender, session, session.protocol
         self._requests, self._watched, self._seen = requests, watched, seen

@@ -15,7 +15,7 @@ from resp_server.backends.routing.route import Route
 from resp_server.backends.servers.request_split import merge_parts
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, Replies, SeenEpochs, all_of, ask, run_into
+from resp_server.raw_replies.answers import Answer, ReadSeenEpochs, Replies, all_of, ask, run_into
 from resp_server.raw_replies.raw_reply import is_error
 from resp_server.raw_replies.reply_sinks import Defer, ReplySink
 from resp_server.session.epochs import ReplyEpochs
@@ -34,7 +34,7 @@ class ClientSenders(NamedTuple):
 
     to_upstream: Callable[[Request, ReplySink, int], object]
     to_states: Callable[[bytes, Request, ReplySink, int], object]
-    seen: SeenEpochs
+    seen: ReadSeenEpochs
     defer: Defer
 
 

@@ -35,7 +35,7 @@ from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.raw_replies.answers import Answer, Answering, Replies, ReplyFuture, SeenEpochs, ask, run_into
+from resp_server.raw_replies.answers import Answer, Answering, ReadSeenEpochs, Replies, ReplyFuture, ask, run_into
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
@@ -172,7 +172,7 @@ class RouteSender:
             and not self._dedicated.has_own(session.id, self.upstream_of(session).pools)
         )
 
-    def _senders(self, session: Session, routed: OverlayCommand, seen: SeenEpochs) -> ClientSenders:
+    def _senders(self, session: Session, routed: OverlayCommand, seen: ReadSeenEpochs) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each backend."""
         protocol, upstream = session.protocol, self.upstream_of(session)
 
@@ -284,7 +284,7 @@ class RouteSender:
         request: Request,
         session: Session,
         database: int,
-        seen: SeenEpochs,
+        seen: ReadSeenEpochs,
         through: Callable[[KeyspaceBackends], KeyspaceBackends] = lambda backends: backends,
     ) -> Callable[[], Answering]:
         """Return what answers a request about all keys of a database from both; ReplyError for a wrong cursor."""

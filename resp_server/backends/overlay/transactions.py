@@ -24,7 +24,7 @@ from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, wrong_arity
 from resp_server.protocol.request_parser import LongRequest, Request
-from resp_server.raw_replies.answers import SeenEpochs
+from resp_server.raw_replies.answers import ReadSeenEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import QUEUED, Transaction
 
@@ -82,7 +82,7 @@ class OverlayTransactions:
         batch.answer(partial(watch_both, upstream, cluster_of, route, sent, session, defer), session.replies_suppressed)
 
     def begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: ReadSeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests."""
         begin_states = partial(self._servers.begin_exec, context)

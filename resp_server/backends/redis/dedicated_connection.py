@@ -456,7 +456,7 @@ class _IdSink(_Discard):
 
 
 class _AttributesSink(ReplySink):
-    """Takes the reply to a request that has with_attributes its connection.
+    """Takes the reply to a request that changes attributes of its connection, such as CLIENT TRACKING.
 
     Args:
         undo: Called if the request is refused.

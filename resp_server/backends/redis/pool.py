@@ -164,7 +164,7 @@ class UpstreamPool:
 
         Return True if parts of the request are sent later, so that the client's next requests have to wait.
         """
-        if routed.policy.changes_role:
+        if routed.policy.changes_replication:
             sent = UpstreamRequest(pack(request), sink, index, is_read=False)
             self._of_any_role.open(client, protocol).send_request(sent, protocol)
             return True

@@ -17,7 +17,7 @@ class UnclearOwnerError(SparkisError):
     """The proxies disagree about a key, or no known state has it."""
 
 
-class KeyOwner(NamedTuple):
+class ReportedOwner(NamedTuple):
     """The reply of STATE OWNER for a key.
 
     Args:
@@ -47,7 +47,7 @@ class Copies:
         self.written: Counter[str] = Counter()
         self.examples: dict[str, list[bytes]] = {}
 
-    def add(self, key: bytes, owners: Sequence[KeyOwner]) -> bool:
+    def add(self, key: bytes, owners: Sequence[ReportedOwner]) -> bool:
         """Count a key, with its owner at each proxy; tell whether it may be deleted. UnclearOwnerError."""
         first, *others = owners
         if any(each != first for each in others):
@@ -71,5 +71,5 @@ class Copies:
         return True
 
 
-def _text(owner: KeyOwner) -> str:
+def _text(owner: ReportedOwner) -> str:
     return f"{owner.owner}{f' ({owner.state})' if owner.state else ''}, writes = {owner.writes}"

@@ -22,7 +22,7 @@ from resp_server.commands.fact_merges import Row, shares_of
 from resp_server.commands.job_facts import reply_of
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, ReplyFuture, SeenEpochs, all_of
+from resp_server.raw_replies.answers import Answer, ReadSeenEpochs, ReplyFuture, all_of
 from resp_server.raw_replies.raw_reply import as_bytes
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.raw_replies.reply_splitter import pack
@@ -56,10 +56,12 @@ class JobQueries:
     """Queries about jobs for one client.
 
     Args:
-        within: Limits the keys.
+        within: The words of STATE WITHIN, which limit the keys; empty: no limit.
     """
 
-    def __init__(self, clusters: Sequence[StateCluster], protocol: int, seen: SeenEpochs, within: Request = ()) -> None:
+    def __init__(
+        self, clusters: Sequence[StateCluster], protocol: int, seen: ReadSeenEpochs, within: Request = ()
+    ) -> None:
         self._clusters, self._protocol, self._seen, self._within = clusters, protocol, seen, within
 
     async def jobs(self) -> Answer:

@@ -19,7 +19,7 @@ from resp_server.command.policy import Role
 from resp_server.commands.generic import cursor
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, Replies, SeenEpochs, merge_replies
+from resp_server.raw_replies.answers import Answer, ReadSeenEpochs, Replies, merge_replies
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes, is_error
 from resp_server.raw_replies.reply_sinks import Merge
 from resp_server.raw_replies.reply_splitter import pack
@@ -43,7 +43,7 @@ class KeyspaceQuery:
     """A client's query."""
 
     def __init__(
-        self, clusters: StateClusters, request: Request, protocol: int, seen: SeenEpochs, within: Request = ()
+        self, clusters: StateClusters, request: Request, protocol: int, seen: ReadSeenEpochs, within: Request = ()
     ) -> None:
         self._clusters, self._protocol, self._seen = clusters, protocol, seen
         self._role = role_of(request[0])

@@ -14,7 +14,7 @@ from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.pipeline.context import ServerContext
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, heads_of
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
-from resp_server.raw_replies.answers import Replies, Turns
+from resp_server.raw_replies.answers import Replies, StepPauses
 from resp_server.raw_replies.raw_reply import Steps
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
@@ -93,7 +93,7 @@ class MessageDelivery:
             if "E" in events:
                 yield from self._pubsub.post_in_steps(batch, heads.keyevent + event, name, accepts)
 
-    async def read_fields(self, cluster: StateCluster, frame: Any, turns: Turns) -> FieldReads | None:
+    async def read_fields(self, cluster: StateCluster, frame: Any, pauses: StepPauses) -> FieldReads | None:
         """Send the reads of a hash's fields whose names clients listen to, for a frame of a server; None: none."""
         match frame:
             case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)] if pattern in self.sources:
@@ -110,7 +110,7 @@ class MessageDelivery:
                 cluster.send(ServerRequest(packed, slot, 2, cluster.deadline_s(), sink, index))
 
             reads.replies.ask(send)
-            await turns
+            await pauses
         return reads
 
     def slow(self, recipients: Sequence[Session]) -> set[Session]:

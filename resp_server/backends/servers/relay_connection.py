@@ -19,7 +19,7 @@ from resp_server.limits import SLOW_CLIENT_POLL_S, SLOW_CLIENT_WAIT_S
 from resp_server.net.tls import reason_of
 from resp_server.protocol.request_parser import Request
 from resp_server.push.pubsub import MessageBatch
-from resp_server.raw_replies.answers import Turns, in_background, run_in_steps
+from resp_server.raw_replies.answers import StepPauses, in_background, run_in_steps
 from resp_server.raw_replies.raw_reply import Steps
 from resp_server.raw_replies.reply_sinks import Defer
 from resp_server.raw_replies.reply_splitter import PING, pack
@@ -247,9 +247,9 @@ class RelayConnection(asyncio.Protocol):
 
     async def _deliver_frames(self, frames: Sequence[Any], batch: MessageBatch, defer: Defer) -> None:
         """Handle some replies and pushes. First the reads that they need are sent, for all of them together."""
-        turns, transport, needs_reads = Turns(defer), self._transport, self._messages.fields.is_needed
+        pauses, transport, needs_reads = StepPauses(defer), self._transport, self._messages.fields.is_needed
         reads = [
-            await self._messages.read_fields(self.cluster, each, turns) if needs_reads else None for each in frames
+            await self._messages.read_fields(self.cluster, each, pauses) if needs_reads else None for each in frames
         ]
         for frame, read in zip(frames, reads, strict=True):
             if isinstance(frame, hiredis.PushNotification):
@@ -264,7 +264,7 @@ class RelayConnection(asyncio.Protocol):
             elif frame == b"PONG":
                 self.pongs += 1
                 self._events.on_pong()
-            await turns
+            await pauses
 
     def _next_frames(self) -> Sequence[Any]:
         """Return the next replies and pushes that have arrived."""

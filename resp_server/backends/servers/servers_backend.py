@@ -31,7 +31,7 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
 from resp_server.protocol.replies import Retry
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
-from resp_server.raw_replies.answers import SeenEpochs
+from resp_server.raw_replies.answers import ReadSeenEpochs
 from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
 from resp_server.session.transaction import check_watch_limits
@@ -234,7 +234,7 @@ class ServersBackend:
         batch.answer(lambda: watch_states(session.watched, targets), session.replies_suppressed)
 
     def begin_exec(
-        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: SeenEpochs
+        self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: ReadSeenEpochs
     ) -> BackendExec:
         """Begin the EXEC of queued requests."""
         return ServersExec(self, self._planner, self.clusters[0], context, requests, watched)

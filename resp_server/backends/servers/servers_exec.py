@@ -33,7 +33,7 @@ from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import TryAgainError
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, Turns, all_of, run_in_steps
+from resp_server.raw_replies.answers import Answer, StepPauses, all_of, run_in_steps
 from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error, raw_reply_of, result_of
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, malformed_reply
 from resp_server.session.epochs import JobEpoch, ReplyEpochs, epochs_in
@@ -116,7 +116,7 @@ class ServersExec(BackendExec):
         if any(transaction.is_aborted for transaction in transactions):
             return Answer(NOTHING_RUN[self._protocol], self._epochs.of_reply)
         replies: list[RawReply] = []
-        turns = Turns(self._defer)
+        pauses = StepPauses(self._defer)
         for number, (request, places) in enumerate(zip(self._requests, plan.places, strict=True)):
             if number in plan.errors:
                 replies.append(self._commands.own.error_reply(plan.errors[number]))
@@ -128,7 +128,7 @@ class ServersExec(BackendExec):
                 replies.append(
                     found[0] if is_complete else await run_in_steps(self._joined(request, found), self._defer)
                 )
-            await turns
+            await pauses
         tracking_state = self._context.session.tracking_state
         if tracking_state is not None:
             tracking_state.is_caching_set = False  # a queued CLIENT CACHING applies to this transaction only

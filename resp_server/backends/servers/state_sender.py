@@ -35,10 +35,10 @@ from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.answers import (
     Answer,
+    ReadSeenEpochs,
     Replies,
     ReplyFuture,
-    SeenEpochs,
-    Turns,
+    StepPauses,
     run_into,
 )
 from resp_server.raw_replies.raw_reply import RawReply, as_bytes
@@ -146,7 +146,13 @@ class StateSender:
         batch.answer(answering)
 
     async def slow_answer(
-        self, packed: bytes, key: bytes, cached_key: bytes, session: Session, seen: SeenEpochs, is_history: bool = False
+        self,
+        packed: bytes,
+        key: bytes,
+        cached_key: bytes,
+        session: Session,
+        seen: ReadSeenEpochs,
+        is_history: bool = False,
     ) -> Answer:
         """Answer a slow read of one key.
 
@@ -178,7 +184,7 @@ class StateSender:
         parts: Sequence[TargetRequest],
         merge: Merge,
         session: Session,
-        seen: SeenEpochs,
+        seen: ReadSeenEpochs,
         tracking_state: TrackingState | None = None,
         cached_keys: Callable[[Request], Sequence[bytes]] = lambda part: (),
     ) -> Answer:
@@ -187,10 +193,10 @@ class StateSender:
         Args:
             cached_keys: Returns the names by which the client caches a part's keys.
         """
-        replies, turns = Replies(seen, len(parts)), Turns(self._defer)
+        replies, pauses = Replies(seen, len(parts)), StepPauses(self._defer)
         for index, part in enumerate(parts):
             if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:
-                await turns
+                await pauses
             number, slot = cast("tuple[int, int]", part.target)
             cluster = self._clusters[number]
             request = ServerRequest(pack(part.request), slot, session.protocol, cluster.deadline_s(), replies, index)

@@ -13,7 +13,7 @@ from resp_server.raw_replies.answers import (
     Answer,
     CallbackWait,
     ReplyFuture,
-    Turns,
+    StepPauses,
     all_of,
     ask,
     merge_answers,
@@ -187,10 +187,10 @@ def long_steps() -> Steps[bytes]:
 
 
 async def long_coroutine(later: Later) -> bytes:
-    turns = Turns(later)
+    pauses = StepPauses(later)
     for _ in range(4):
         spend(STEP_NS_MAX)
-        await turns
+        await pauses
     return b"+done\r\n"
 
 

@@ -337,7 +337,7 @@ def test_one_of_two_racing_writers_commits(tmp_path: Path, monkeypatch: pytest.M
     assert writer_of(tmp_path).publish([put(b"b")]) == 1
 
 
-def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
+def test_heartbeat_changes_and_ends(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     log = ChangeLog(tmp_path).job("job")
     assert log.heartbeat() == {}
@@ -507,7 +507,7 @@ def test_returning_query_continues_from_copy_of_its_state(tmp_path: Path) -> Non
     assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"2", b"3"]
 
 
-def test_permitted_query_begins_anew(tmp_path: Path) -> None:
+def test_writer_that_starts_empty_begins_a_generation(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"a")])
     assert writer_of(tmp_path, starts_empty=True).publish([put(b"b")]) == 0
     assert contents(tmp_path) == [[put(b"b")]]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.backends.routing.stale_copies import Copies, KeyOwner, UnclearOwnerError
+from resp_server.backends.routing.stale_copies import Copies, ReportedOwner, UnclearOwnerError
 
-STATE = KeyOwner("state", "job:speed", "refuse")
-UPSTREAM = KeyOwner("upstream", "", "pass")
+STATE = ReportedOwner("state", "job:speed", "refuse")
+UPSTREAM = ReportedOwner("upstream", "", "pass")
 
 
 def test_a_key_that_a_state_owns_is_a_copy_and_no_other() -> None:
     copies = Copies()
     assert copies.add(b"a", [STATE, STATE]) and copies.add(b"b", [STATE._replace(writes="drop")])
     assert not copies.add(b"c", [UPSTREAM])
-    assert not copies.add(b"d", [KeyOwner("prefer-state", "job:speed", "pass")])
+    assert not copies.add(b"d", [ReportedOwner("prefer-state", "job:speed", "pass")])
     assert copies.deletable == {"job:speed": 2} and copies.examples == {"job:speed": [b"a", b"b"]}
 
 
@@ -25,7 +25,7 @@ def test_a_key_that_a_program_still_writes_is_left_and_counted() -> None:
 
 
 @pytest.mark.parametrize("other", [UPSTREAM, STATE._replace(writes="pass"), STATE._replace(state="b:c")])
-def test_proxies_that_do_not_agree_are_an_error(other: KeyOwner) -> None:
+def test_proxies_that_do_not_agree_are_an_error(other: ReportedOwner) -> None:
     with pytest.raises(UnclearOwnerError, match="the proxies do not agree about the key 'a'"):
         Copies().add(b"a", [STATE, other])
 
