@@ -14,7 +14,7 @@ from compat.conformance.servers import REDIS_SERVER
 from compat.processes import children_of, killed_at_end
 from compat.waiting import WAIT_S_MAX, eventually
 
-# There is no Java on this PATH: client_programs only starts its servers.
+# There is no Java on the PATH, and nothing to install it with: client_programs only starts its servers.
 COMPARISONS = {
     "client_programs": ("--client", "Jedis"),
     "conformance": ("--part", "commands"),
@@ -24,9 +24,10 @@ COMPARISONS = {
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_sigterm_ends_a_comparison_with_its_servers(name: str, tmp_path: Path) -> None:
-    found = shutil.which(REDIS_SERVER)
-    assert found is not None
-    (tmp_path / REDIS_SERVER).symlink_to(found)
+    for program in (REDIS_SERVER, "sh"):
+        found = shutil.which(program)
+        assert found is not None
+        (tmp_path / program).symlink_to(found)
     command = [sys.executable, "-m", f"compat.{name}", *COMPARISONS[name]]
     with killed_at_end(command, env=os.environ | {"PATH": str(tmp_path)}) as comparison:
         server = eventually(lambda: redis_servers(comparison.pid), processes=[comparison])[0]

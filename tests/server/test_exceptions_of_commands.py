@@ -124,7 +124,7 @@ def test_exception_during_admission_is_the_error_reply(scene: Scene, caplog: pyt
     caplog.set_level(logging.ERROR)
     server = scene.alone if of == "server" else scene.proxy
     backend: Any = scene.proxy.pipeline.backend  # type: ignore[attr-defined]
-    forwarded = {each.name for each in backend._routes.forwarded()}
+    forwarded = {each.name for each in backend._routes.state_forward_specs()}
     for command in all_commands(scene):
         if of == "proxy" and (command.single_key_at or command.name in ("exec", "watch", *forwarded)):
             continue  # told by its name alone, or forwarded
