@@ -36,6 +36,7 @@ class ClientInput:
         "_limits",
         "_parser",
         "_transport",
+        "_was_restricted",
         "data",
         "incomplete",
         "is_polled",
@@ -55,6 +56,7 @@ class ClientInput:
         self.data = b""
         self.incomplete: IncompleteReply | None = None
         self._has_partial_request = False  # the compiled core found that `data` is an incomplete request
+        self._was_restricted = False  # the requests were parsed for a client without a login
         self.is_reading = True
 
     @property
@@ -106,6 +108,7 @@ class ClientInput:
     def answer_or_parse(self, session: Session, out: list[bytes]) -> bool:
         """Let the compiled core answer the bytes, and parse the rest; return whether the core replied, or called."""
         parser, data = self._parser, self.data
+        self._was_restricted = not session.is_authenticated
         if self._compiled is not None and (parser is None or not parser.buffered_bytes):
             reply, requests, self.data = self._compiled.answer(session, data)
             self.requests, self.incomplete = requests, self._compiled.take_incomplete()
@@ -116,13 +119,17 @@ class ClientInput:
                 return bool(reply) or self.incomplete is not None
         if parser is None:
             parser = self._parser = RequestParser(self._limits, in_chunks=True)
-        parser.is_restricted = not session.is_authenticated
+        parser.is_restricted = self._was_restricted
         self.requests, self.data = parser.feed(self.data), b""
         return False
 
     def drop_refused(self) -> ProtocolError | None:
-        """Drop the input of a client without a login if it may not send its next request; return the error, or None."""
-        error = unauthenticated_error(self.requests[0]) if self.requests else None
+        """Drop the input of a client that has just logged out if it may not send its next request.
+
+        Returns:
+            The error, or None. The parser itself has checked the requests of a client that had no login before.
+        """
+        error = unauthenticated_error(self.requests[0]) if self.requests and not self._was_restricted else None
         if error is not None:
             self.clear()
         return error

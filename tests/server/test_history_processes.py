@@ -49,32 +49,32 @@ def children() -> set[int]:
     return readers_of(os.getpid())
 
 
-async def read(reader: Histories, asked: HistoryRequest) -> Any:
+async def read(reader: Histories, history_request: HistoryRequest) -> Any:
     """Return the reply, or raise its error."""
-    pending, done = reader.read(asked), asyncio.Event()
+    pending, done = reader.read(history_request), asyncio.Event()
     pending.when_resolved(done.set)
     await done.wait()
     return pending.make()
 
 
 @on_a_loop
-async def test_a_process_is_reused_and_replaced_when_it_has_ended(asked: HistoryRequest) -> None:
+async def test_a_process_is_reused_and_replaced_when_it_has_ended(history_request: HistoryRequest) -> None:
     made = Histories()
-    first = await read(made, asked)
+    first = await read(made, history_request)
     assert isinstance(first, Frames) and first.frames.startswith(b"*1\r\n*10\r\n$5\r\nepoch\r\n:0\r\n")
     (process,) = children()
-    assert await read(made, asked) == first
+    assert await read(made, history_request) == first
     with pytest.raises(GenericError, match="its state was replaced"):
-        await read(made, replace(asked, generation="another"))
+        await read(made, replace(history_request, generation="another"))
     with pytest.raises(GenericError, match="epoch 7 is not committed"):
-        await read(made, replace(asked, epoch=7))
+        await read(made, replace(history_request, epoch=7))
     with pytest.raises(GenericError, match="internal error"):
-        await read(made, replace(asked, count="ten"))  # type: ignore[arg-type]
+        await read(made, replace(history_request, count="ten"))  # type: ignore[arg-type]
     assert children() == {process}
     os.kill(process, signal.SIGKILL)
     with suppress(GenericError):  # it may not be known yet that the process has ended
-        await read(made, asked)
-    assert await read(made, asked) == first
+        await read(made, history_request)
+    assert await read(made, history_request) == first
     assert children() and process not in children()
     await made.stop()
     assert not children()
@@ -82,21 +82,21 @@ async def test_a_process_is_reused_and_replaced_when_it_has_ended(asked: History
 
 @on_a_loop
 async def test_slow_history_is_an_error_and_ends_its_process(
-    asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch
+    history_request: HistoryRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
     with pytest.raises(GenericError, match="the history was not read in 0 s; a smaller COUNT"):
-        await read(Histories(), asked)
+        await read(Histories(), history_request)
     await eventually_async(lambda: not children())
 
 
 @on_a_loop
-async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequest) -> None:
+async def test_a_process_that_ends_while_it_reads_is_an_error(history_request: HistoryRequest) -> None:
     made = Histories()
-    await read(made, asked)
+    await read(made, history_request)
     (process,) = children()
     os.kill(process, signal.SIGSTOP)
-    reading = asyncio.create_task(read(made, asked))
+    reading = asyncio.create_task(read(made, history_request))
     await asyncio.sleep(0)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(GenericError, match="the process that reads histories ended"):
@@ -105,12 +105,14 @@ async def test_a_process_that_ends_while_it_reads_is_an_error(asked: HistoryRequ
 
 
 @on_a_loop
-async def test_running_process_logs_as_server_does(asked: HistoryRequest, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_running_process_logs_as_server_does(
+    history_request: HistoryRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = Histories()
-    await read(made, asked)
+    await read(made, history_request)
     (process,) = children()
     log_lines.set_up("info", "json")
-    faulty = replace(asked, count="many")  # type: ignore[arg-type]
+    faulty = replace(history_request, count="many")  # type: ignore[arg-type]
     with pytest.raises(GenericError, match="internal error"):
         await read(made, faulty)
     assert children() == {process}
@@ -119,10 +121,10 @@ async def test_running_process_logs_as_server_does(asked: HistoryRequest, capfd:
 
 
 @on_a_loop
-async def test_an_idle_process_ends(asked: HistoryRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_process_ends(history_request: HistoryRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "IDLE_S", 0.01)
     made = Histories()
-    await read(made, asked)
+    await read(made, history_request)
     await eventually_async(lambda: not children())
-    await read(made, asked)
+    await read(made, history_request)
     await made.stop()
