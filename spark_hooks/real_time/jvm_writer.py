@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_hooks.real_time.servers import Servers
 from state_backend.model.errors import DescriptorError
 
-# `scripts/writer_jar.py` compiles it from SparkisWriter.java, which is beside it in a checkout.
+# `scripts/writer_jar.py` compiles it from the Java files that are beside it.
 JAR = Path(__file__).with_name("sparkis-writer.jar")
 CLASS = "io.github.sparkis.SparkisWriter"
 
