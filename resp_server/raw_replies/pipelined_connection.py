@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from resp_server import native
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX
-from resp_server.limits import (
-    SERVER_REQUESTS_MAX as REQUESTS_MAX,
-)  # the name that `servers/native/forwarder.pyx` imports
+from resp_server.limits import SERVER_REQUESTS_MAX as REQUESTS_MAX  # `servers/native/forwarder.pyx` imports this name
 from resp_server.protocol.errors import internal_error
 from resp_server.raw_replies.packing import Packed
 from resp_server.raw_replies.raw_reply import RawReply
