@@ -46,6 +46,21 @@ def relay_to(stack: ExitStack, port: int) -> Relay:
     return relay
 
 
+def wait_for_reads_at(cluster: Cluster, at: int, proxy: Running) -> None:
+    """Wait until one of the servers, by its number, answers the reads of a proxy."""
+
+    def reads() -> bytes:
+        return bytes(direct.call("INFO", "commandstats").plain.partition(b"cmdstat_get:")[2].partition(b",")[0])
+
+    def answers_a_read() -> bool:
+        before = reads()
+        client.call("GET", cluster.job.keys[0])
+        return reads() != before
+
+    with proxy.connect() as client, cluster.servers[at].connect() as direct:
+        eventually(answers_a_read, awaited="the server answers reads")
+
+
 @pytest.mark.parametrize("protocol", ["2", "3"])
 def test_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path, protocol: str) -> None:
     with ExitStack() as stack:
@@ -65,6 +80,7 @@ def test_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path, protocol
             for connection in open_connections.values():
                 connection.call("HELLO", protocol)
                 assert connection.call("GET", one).plain == b"0"
+            wait_for_reads_at(cluster, 0, proxy)
             relay.drop()
             for name, connection in open_connections.items():
                 connection.send(requests(reads[name]))
@@ -87,6 +103,7 @@ def test_promoted_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path,
             for connection in connections:
                 connection.call("HELLO", protocol)
                 assert connection.call("GET", one).plain == b"0"
+            wait_for_reads_at(cluster, 0, proxy)
             relay.drop()
             for connection, asked in zip(connections, reads, strict=True):
                 connection.send(requests(asked))
