@@ -92,12 +92,12 @@ def tests_of(path: str) -> list[str]:
     A folder without tests of its own has those of the folder above it.
     """
     folder = Path(path).parent if path.endswith(".py") else Path(path)
-    own = f"tests/unit/{folder}/test_{Path(path).name}"
+    own = sorted((ROOT / "tests/unit" / folder).glob(f"test_{Path(path).stem}*.py"))
     others = OTHER_TESTS.get(str(folder), ())
     while folder.parts and not (ROOT / "tests/unit" / folder).exists():
         folder = folder.parent
-    found = [own, f"tests/unit/{folder}", *(f"tests/{name}" for name in others)]
-    return [each for each in found if (ROOT / each).exists()] if folder.parts else []
+    found = [f"tests/unit/{folder}", *(f"tests/{name}" for name in others)] if folder.parts else []
+    return [*(str(each.relative_to(ROOT)) for each in own), *found]
 
 
 class Copy:

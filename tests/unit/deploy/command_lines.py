@@ -1,4 +1,4 @@
-"""Parses the command lines of `deploy/` as `sparkis` does."""
+"""Files of `deploy/`, and the command lines in them, parsed as `sparkis` does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from spark_hooks.cli import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
+# The user of the image and of the pods.
+USER = 10001
 
 
 class WrongCommandLineError(Exception):

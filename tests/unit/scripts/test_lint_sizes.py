@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "lint_sizes.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lint_sizes.py"))
 FIELDS = "".join(f"    field_{number}: int = 0\n" for number in range(26))
 LINES = "".join(f"        value = {number}\n" for number in range(61))
 

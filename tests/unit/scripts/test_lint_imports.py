@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lint_imports.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "lint_imports.py"
 PROJECT = """
 [tool.importlinter]
 root_packages = ["house"]

@@ -1,6 +1,6 @@
-"""The container's image and the manifests for Kubernetes: they fit together, and to the options of `sparkis`.
+"""The manifests for Kubernetes fit together, to the image, and to the options of `sparkis`.
 
-`make check` lints the image's file, and validates the manifests against the schemas of Kubernetes.
+`make check` validates them against the schemas of Kubernetes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ import pytest
 import yaml
 
 import sparkis
-from tests.unit.deploy.command_lines import DEPLOY, ROOT, options_of
+from tests.unit.deploy.command_lines import CONTAINERFILE, DEPLOY, USER, options_of
 
-CONTAINERFILE = (DEPLOY / "container" / "Containerfile").read_text()
 MANIFESTS = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
 WORKLOADS = ("Deployment", "StatefulSet")
-# What the image's user is in the manifests.
-USER = 10001
 
 
 def objects_of(manifest: str, *kinds: str) -> list[dict[str, Any]]:
@@ -44,40 +41,6 @@ def container_of(workload: dict[str, Any]) -> dict[str, Any]:
 
 def labels_of(workload: dict[str, Any]) -> dict[str, str]:
     return dict(workload["spec"]["template"]["metadata"]["labels"])
-
-
-def instruction(name: str) -> str:
-    """Return the last such instruction of the image's file."""
-    return re.findall(rf"^{name} (.*)$", CONTAINERFILE, re.MULTILINE)[-1]
-
-
-def test_the_image_starts_a_server_with_options_that_exist() -> None:
-    assert json.loads(instruction("ENTRYPOINT"))[-1] == "sparkis"
-    options = options_of(json.loads(instruction("CMD")))
-    assert options.bind == ["0.0.0.0"] and instruction("EXPOSE") == str(options.port)
-    assert options.store.startswith(instruction("VOLUME"))
-
-
-def test_the_image_runs_as_a_user_without_rights_and_asks_whether_it_is_healthy() -> None:
-    assert instruction("USER") == f"{USER}:{USER}" and f"--uid {USER}" in CONTAINERFILE
-    words = json.loads(instruction("HEALTHCHECK").partition(" CMD ")[2])
-    assert words[0] == "sparkis" and options_of(words[1:]).url == "redis://127.0.0.1:7379"
-
-
-def test_the_image_has_every_package_and_no_compiler() -> None:
-    _, build, runtime = CONTAINERFILE.split("\nFROM ")
-    packages = [path.parent.name for path in ROOT.glob("*/py.typed")]
-    assert set(packages) <= set(re.findall(r"^COPY (\w+) \1$", build, re.MULTILINE))
-    assert "gcc" in build and "gcc" not in runtime
-
-
-def test_image_copies_exactly_the_files_of_its_context() -> None:
-    context = set(re.findall(r"^!(.+)$", (ROOT / ".containerignore").read_text(), re.MULTILINE))
-    copied = {
-        word for line in re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE) for word in line.split()
-    }
-    assert copied == context
-    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("workload", workloads())

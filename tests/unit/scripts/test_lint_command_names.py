@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "lint_command_names.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "lint_command_names.py"
 
 
 @pytest.mark.parametrize(
