@@ -20,7 +20,8 @@ from state_backend.apply.file_split import split_into_files
 from state_backend.apply.temporary_store import temporary_store
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
-from state_backend.log.epochs import ChangeFile, Epoch
+from state_backend.log.epochs import ChangeFile, Epoch, entries_of
+from state_backend.log.feed_mark import FeedMark
 from state_backend.log.fencing import begin, claim, new_candidate, seal
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.garbage_collector import sweep_job
@@ -75,7 +76,7 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     copied = _earlier_copy(log, new, description, old)
     # From here on no writer of the old job can commit.
     claimed = claim(before.terms, new_candidate(description.query_id, "sparkis rename"))
-    seal(before.terms, claimed)
+    feed_after = before.feed_end(seal(before.terms, claimed))
     current = before.visible()
     last = before.end(current) if current is not None else None
     if current is None or last is None:
@@ -88,7 +89,8 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
             f"job {old!r} was renamed to {new!r} at epoch {copied.epoch}, and the log has both: {old!r} was written "
             f"again, up to epoch {last.epoch}. Drop the one that is not needed with sparkis drop"
         )
-    begin(before.terms, Term(claimed.term, TermReason.DROP, claimed.writer, renamed_to=new), claimed)
+    dropped = Term(claimed.term, TermReason.DROP, claimed.writer, renamed_to=new, feed_after=feed_after)
+    begin(before.terms, dropped, claimed)
     sweep_job(before, now_ms())
     return f"job {old} is now {new}, with {last.epoch} as its first epoch; start its query under the new name"
 
@@ -137,7 +139,8 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
     names = tuple(state.name for state in states)
     incomplete = names if last.origin > 0 else description.incomplete
     claimed = claim(after.terms, new_candidate(description.query_id, "sparkis rename"))
-    seal(after.terms, claimed)
+    earlier = seal(after.terms, claimed)
+    feed_after = after.feed_end(earlier)
     generation = folder_name(description.query_id, claimed.term)
     for folder in ("changes", "epochs", "floor", "snapshots"):
         files.make_folder(f"{new}/{generation}/{folder}")
@@ -164,8 +167,12 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
         files=written,
         format=new_description.format,
     )
-    files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
-    begin(after.terms, Term(claimed.term, TermReason.RENAME, claimed.writer, generation, new_description), claimed)
+    reset = None if earlier is None else str(TermReason.RENAME)
+    entries = entries_of(first, reset)
+    feed = FeedMark(max(last.clock_ms, feed_after.ms + 1), feed_after, entries, entries, reset)
+    files.create(f"{new}/{generation}/epochs/{last.epoch}.json", replace(first, feed=feed).to_bytes())
+    term = Term(claimed.term, TermReason.RENAME, claimed.writer, generation, new_description, feed_after=feed_after)
+    begin(after.terms, term, claimed)
 
 
 def _changes(snapshot: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:

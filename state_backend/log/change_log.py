@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
+from state_backend.log.feed_mark import NO_ENTRY, FeedId
 from state_backend.log.filesystems import Filesystem, open_filesystem
 from state_backend.log.terms import Description, Term, Terms
+from state_backend.model.clock import now_ms
 from state_backend.model.errors import EpochHoleError, LogCorruptError, LogError, LogUnavailableError, NewerFormatError
 from state_backend.model.slot_set import SlotSet
 
@@ -258,6 +260,17 @@ class JobLog:
     def end(self, current: CurrentGeneration) -> Epoch | None:
         """Return the epoch before the next one: the last epoch, or the newest snapshot if no epoch remains."""
         return self.newest(current) or next(self.snapshots(current), None)
+
+    def feed_end(self, last: Term | None) -> FeedId:
+        """Return the last entry of the change feed, in any generation, once `last` is the last term that has begun."""
+        if last is None:
+            return NO_ENTRY
+        try:
+            epoch = self.end(current_of(last)) if last.generation else None
+        except LogError:
+            # A damaged generation can be replaced by another one. Its ids are about its clock's.
+            return max(last.feed_after, FeedId(now_ms(), 0))
+        return last.feed_after if epoch is None or epoch.feed is None else max(last.feed_after, epoch.feed.end)
 
     def snapshot_folder(self, generation: str, epoch: int) -> str:
         """Return the folder of a snapshot of an epoch, relative to the log's root."""

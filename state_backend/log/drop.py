@@ -56,7 +56,7 @@ def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) ->
         sweep_job(job_log, now_ms())
         return f"job {job} was dropped already"
     claimed = claim(job_log.terms, new_candidate("", "sparkis drop"), is_forced=is_forced)
-    seal(job_log.terms, claimed)
-    begin(job_log.terms, Term(claimed.term, TermReason.DROP, claimed.writer), claimed)
+    feed_after = job_log.feed_end(seal(job_log.terms, claimed))
+    begin(job_log.terms, Term(claimed.term, TermReason.DROP, claimed.writer, feed_after=feed_after), claimed)
     sweep_job(job_log, now_ms())
     return f"job {job} is dropped"

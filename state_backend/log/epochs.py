@@ -15,6 +15,7 @@
     log_bytes           bytes of changes of all epochs up to this one; older versions do not write it
     skipped_rows        rows of all epochs up to this one that were left out, because they cannot be written; missing: 0
     record_ages         the number of records by their age (see `record_ages`); missing: unknown
+    feed_ms, feed_...   the epoch's place in the change feed (see `feed_mark`); older versions do not write them
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file
     slots               only in a part of a snapshot (see `snapshots`): the slots of the part
@@ -34,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from state_backend.log.checked_json import checked_object, with_checksum
+from state_backend.log.feed_mark import FeedMark, is_listed
 from state_backend.log.record_ages import RecordAges, ages_in, ages_json
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.formats import WRITER, check_format
@@ -139,6 +141,7 @@ class Epoch:
     offsets: tuple[str, ...] = ()
     state_bytes: Mapping[str, int] | None = None
     record_ages: RecordAges = field(default_factory=dict)
+    feed: FeedMark | None = None
 
     @property
     def ref(self) -> EpochRef:
@@ -173,6 +176,8 @@ class Epoch:
             content["skipped_rows"] = self.skipped_rows
         if self.record_ages:
             content["record_ages"] = ages_json(self.record_ages)
+        if self.feed is not None:
+            content |= self.feed.to_json()
         if self.slots != ALL:
             content["slots"] = str(self.slots)
         if self.state_bytes is not None:
@@ -209,6 +214,7 @@ class Epoch:
             slots=SlotSet.parse(content["slots"]) if "slots" in content else ALL,
             state_bytes=content.get("state_bytes"),
             record_ages=ages_in(content.get("record_ages", {})),
+            feed=FeedMark.from_json(content),
         )
 
 
@@ -218,6 +224,22 @@ def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:
 
     with pa.ipc.open_stream(stream) as reader:
         yield from reader
+
+
+def entries_of(epoch: Epoch, reset: str | None) -> int:
+    """Return the number of an epoch's entries in the change feed (see `history.feed`): of its head, and of changes.
+
+    Only an inline stream may have changes that are not listed.
+    """
+    head = sum(map(is_listed, epoch.replaces)) + (reset is not None)
+    inline = sum(_listed_rows(run) for stream in epoch.inline for run in runs_in(stream))
+    return head + sum(file.rows for file in epoch.files) + inline
+
+
+def _listed_rows(run: pa.RecordBatch) -> int:
+    states = run.column("state")
+    is_one = list(map(is_listed, states.dictionary.to_pylist()))
+    return run.num_rows if all(is_one) else sum(map(is_one.__getitem__, states.indices.to_pylist()))
 
 
 def to_stream(runs: list[pa.RecordBatch]) -> bytes:

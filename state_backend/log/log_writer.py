@@ -19,7 +19,8 @@ from state_backend.log import promotion, rewind
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.descriptions import check_description, check_not_renamed, next_description
-from state_backend.log.epochs import ChangeFile, Epoch, runs_in
+from state_backend.log.epochs import ChangeFile, Epoch, entries_of, runs_in
+from state_backend.log.feed_mark import FeedMark
 from state_backend.log.fencing import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
@@ -33,7 +34,7 @@ from state_backend.model.errors import (
     LogUnavailableError,
     RewoundCheckpointError,
 )
-from state_backend.model.generations import folder_name
+from state_backend.model.generations import first_term, folder_name
 from state_backend.model.records import Change, runs_of, schema
 
 logger = logging.getLogger("sparkis.log")
@@ -152,7 +153,8 @@ class LogWriter:
                 self._new_folder(term)
                 base = None
         description = next_description(self.log, base, self._declared, rewrites_states=self._rewrites_states)
-        self._put_in_charge(Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back))
+        begun = Term(term, reason, self._claim.writer, generation, description, is_held_back=is_held_back)
+        self._put_in_charge(replace(begun, feed_after=self.log.feed_end(last)))
 
     def _is_to_be_held_back(self, base: Term | None) -> bool:
         """Return whether to hold the generation back. That of a query that continues stays as it was before."""
@@ -179,6 +181,7 @@ class LogWriter:
         self._description = term.description
         self.current = current_of(term)
         self.last = self.log.end(self.current)
+        self._feed_after = term.feed_after
         self.held_back = promotion.held_back(self.log)
 
     def promote(self, reason: str) -> bool:
@@ -357,7 +360,7 @@ class LogWriter:
             record_ages=record_ages,
         )
         self._check_files(epoch)
-        epoch = self._move_inline(epoch)
+        epoch = self._move_inline(replace(epoch, feed=self._feed_mark(epoch)))
         before_bytes = self.last.log_bytes if self.last else 0
         epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
         self._create(epoch)
@@ -418,6 +421,19 @@ class LogWriter:
                 f"removed? Put it back and start the query again; or start the query with a new checkpoint"
             )
 
+    def _feed_mark(self, epoch: Epoch) -> FeedMark:
+        """Return the place of an epoch in the change feed; its inline changes must not have been moved yet."""
+        before = None if self.last is None else self.last.feed
+        after = self._feed_after if before is None else max(self._feed_after, before.end)
+        begun = first_term(self.generation) or 0
+        reset = None
+        if (self.last is None or self.last.term < begun) and self.log.terms.last_before(begun) is not None:
+            term = self.log.terms.read(begun)
+            reset = None if term is None else term.reason
+        entries = entries_of(epoch, reset)
+        total = entries if before is None else before.total + entries
+        return FeedMark(max(epoch.clock_ms, after.ms + 1), after, entries, total, reset)
+
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
         if (first.rows, first.digest) != (rows, digest):
             logger.warning(
@@ -445,6 +461,9 @@ class LogWriter:
         if has_before and not rewind.reaches(self.log, self.current, number):
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
+        feed_after = self._feed_after
+        if self.last is not None and self.last.feed is not None:
+            feed_after = max(feed_after, self.last.feed.end)
         self._claim = succeed(self.log.terms, self._claim)
         self._heartbeats.use_claim(self._claim)
         generation = self._new_folder(self._claim.term)
@@ -453,7 +472,7 @@ class LogWriter:
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)
         term = Term(self._claim.term, TermReason.REWIND, self._claim.writer, generation, self._description)
-        self._put_in_charge(replace(term, is_held_back=self.held_back is not None))
+        self._put_in_charge(replace(term, is_held_back=self.held_back is not None, feed_after=feed_after))
 
     def _not_reached(self, number: int) -> RewoundCheckpointError:
         return RewoundCheckpointError(

@@ -24,6 +24,7 @@ from typing import Any
 
 from state_backend.log.checked_json import checked_object, with_checksum
 from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_ORDERS, FORMAT_WITH_SETS, NEWEST_FORMAT
+from state_backend.log.feed_mark import NO_ENTRY, FeedId
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.descriptor import Reduce, StateDescriptor
 from state_backend.model.errors import LogCorruptError
@@ -143,6 +144,7 @@ class Term:
         generation: The name of its folder; empty if the term is void or drops the job.
         renamed_to: The new name of a job that was dropped by a rename.
         is_held_back: Readers continue to see the generation before, until this one is made visible (see `promotion`).
+        feed_after: The last entry of the change feed before this term, in any generation.
     """
 
     term: int
@@ -152,6 +154,7 @@ class Term:
     description: Description | None = None
     renamed_to: str | None = None
     is_held_back: bool = False
+    feed_after: FeedId = NO_ENTRY
 
     @property
     def is_void(self) -> bool:
@@ -173,6 +176,8 @@ class Term:
             content |= self.description.to_json()
         if self.is_held_back:
             content["is_held_back"] = True
+        if self.feed_after != NO_ENTRY:
+            content["feed_after"] = list(self.feed_after)
         if self.renamed_to is not None:
             content["renamed_to"] = self.renamed_to
         return with_checksum(content, indent=1)
@@ -275,6 +280,7 @@ class Terms:
                 Description.from_json(stored) if has_states else None,
                 stored.get("renamed_to"),
                 stored.get("is_held_back", False),
+                FeedId(*stored.get("feed_after", NO_ENTRY)),
             )
 
     def claim(self, number: int) -> Claim | None:

@@ -97,6 +97,11 @@ def check_name(noun: str, name: object) -> str:
     return name
 
 
+def feed_key(job: str) -> str:
+    """Return the key of a job's change feed; that of one state has a colon and the state's name after it."""
+    return f"{job}:_changes"
+
+
 def check_user_name(name: object) -> str:
     """Return a state name that a user may declare; DescriptorError for one of sparkis' own, which begin with `_`."""
     if isinstance(name, str) and name.startswith("_"):
@@ -639,12 +644,17 @@ class StateDescriptor:
 
 
 def check_states(job: str, states: Sequence[StateDescriptor]) -> None:
-    """Refuse two states of a job with the same name, or with formats that could make the same key."""
+    """Refuse two states of a job with the same name, or with formats that could make the same key, or a feed's key."""
     if not states:
         raise DescriptorError(f"job {job!r} declares no state")
     formats: list[KeyFormat] = []
     for state in states:
         mine = state.format_for(job)
+        if mine.literals[0].startswith(feed_key(job)):
+            raise DescriptorError(
+                f"state {state.name!r} of job {job!r} has keys that begin with {feed_key(job)!r} ({mine.text!r}), as "
+                f"those of the job's change feed do; choose another name or key format"
+            )
         for other, theirs in zip(states, formats, strict=False):
             if state.name == other.name:
                 raise DescriptorError(f"job {job!r} declares the state {state.name!r} twice")
