@@ -10,7 +10,12 @@ from compat.waiting import WAIT_S_MAX
 
 
 class Relay:
-    """Passes the bytes of each connection on to a port of this machine. accepted: connections so far.
+    """Passes the bytes of each connection on to a port of this machine.
+
+    Attributes:
+        accepted: Connections so far.
+        held: Requests with these bytes wait until it is None.
+        is_holding: Whether a request waits.
 
     After `drop` nothing passes, as if each packet were dropped: a peer sees neither an end nor an error. After
     `restore` new connections work. Those from before stay silent for ever: their other end has forgotten them.
@@ -18,6 +23,8 @@ class Relay:
 
     def __init__(self, to_port: int) -> None:
         self.accepted = 0
+        self.held: bytes | None = None
+        self.is_holding = False
         self._to_port = to_port
         self._is_dropping = False
         self._loop = asyncio.new_event_loop()
@@ -54,6 +61,9 @@ class Relay:
         while data := await reader.read(65536):
             if task in self._lost:
                 await asyncio.Event().wait()
+            while self.held is not None and self.held in data:
+                self.is_holding = True
+                await asyncio.sleep(0.001)
             writer.write(data)
             await writer.drain()
         if task in self._lost:

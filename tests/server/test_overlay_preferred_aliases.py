@@ -7,10 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from compat.conformance.wire import Connection
+from compat.conformance.wire import Connection, request
 from compat.waiting import eventually
 from tests.server.aliased import fact, publish, score
 from tests.server.overlay import Overlay
+from tests.server.relay import Relay
 
 RULES = """
 [[rule]]
@@ -75,3 +76,25 @@ def test_preferred_alias_has_notifications_of_both_backends(overlay: Overlay) ->
         assert tuple(client.read().plain[-2:]) == (b"__keyspace@0__:board/6/score", b"set")
         publish(overlay, score(6, b"x"), fact(6, b"y"))
         assert {tuple(client.read().plain[-2:]) for _ in expected} == expected
+
+
+def test_subscription_is_confirmed_after_the_upstreams_setting_applies_to_states(overlay: Overlay) -> None:
+    channel = "__keyspace@0__:board/7/score"
+    relay = Relay(overlay.upstream_port)
+    proxy = overlay.start_at(f"redis://127.0.0.1:{relay.port}", "--routes", str(overlay.routes))
+    overlay.wait_until_ready(proxy)
+    with ExitStack() as stack:
+        stack.callback(relay.stop)
+        upstream, client = (stack.enter_context(each.connect()) for each in (overlay.upstream, proxy))
+        upstream.call("CONFIG", "SET", "notify-keyspace-events", "KA")
+        assert client.call("SUBSCRIBE", "a").plain[2] == 1  # its connection to the upstream is open
+        relay.held = b"notify-keyspace-events"
+        client.send(request("SUBSCRIBE", channel))
+        eventually(lambda: relay.is_holding)
+        with Connection(relay.port) as other:
+            other.call("PING")  # later than whatever the proxy has sent
+        assert upstream.call("PUBSUB", "NUMSUB", channel).plain[1] == 0
+        relay.held = None
+        assert client.read().plain[2] == 2
+        publish(overlay, score(7, b"7"))
+        assert client.read().plain[1:] == [channel.encode(), b"set"]

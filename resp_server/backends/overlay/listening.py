@@ -24,7 +24,7 @@ from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import Role, Verb
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user
-from resp_server.pipeline.batch import ReplyBatch
+from resp_server.pipeline.batch import ReplyBatch, between_batches
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.keyless_commands import OwnRequests
 from resp_server.protocol.errors import GenericError
@@ -85,7 +85,9 @@ class Listening:
             return batch  # EXEC replies Redis' error
         if self._needs_confirmation(context, routed, request):
             if is_about_keys(routed.name, request):
-                self._events.read()
+                # Read first: the states' servers get the setting with the subscription, and confirm both.
+                self.subscriptions.keep_order(routed.name, request, session)
+                _, batch = await between_batches(self._events.read(), batch)
             return await self.subscriptions.confirmed(routed.name, request, session, batch)
         return batch
 

@@ -9,7 +9,7 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.upstream_settings import EVENTS_REQUEST, events_in
 from resp_server.pipeline.context import ServerContext
 from resp_server.protocol.errors import ReplyError
-from resp_server.raw_replies.answers import ask, in_background
+from resp_server.raw_replies.answers import ask
 from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.raw_replies.reply_splitter import pack
 from resp_server.settings.event_classes import ClassesError, classes_of, letters_of
@@ -26,11 +26,8 @@ class UpstreamEvents:
     def __init__(self, server: ServerContext, upstream: Upstream) -> None:
         self._server, self._upstream = server, upstream
 
-    def read(self) -> None:
-        """Request the setting; it is applied when the reply arrives."""
-        in_background(self._read())
-
-    async def _read(self) -> None:
+    async def read(self) -> None:
+        """Read the setting and apply it."""
         with suppress(ReplyError, UnansweredError):  # then the current setting is kept
             answer = await ask(partial(self._upstream.send_to_node, 0, 0, 2, REQUEST))
             letters = events_in(answer.reply)
