@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
-def test_a_killed_applier_comes_back_at_a_whole_epoch_and_goes_on(tmp_path: Path, log: Path) -> None:
+def test_killed_applier_comes_back_at_whole_epoch_and_goes_on(tmp_path: Path, log: Path) -> None:
     random = Random()
     last = -1
     path = None
@@ -64,7 +64,7 @@ def test_a_killed_applier_comes_back_at_a_whole_epoch_and_goes_on(tmp_path: Path
     assert applier.epoch() >= last + 3
 
 
-def test_a_killed_writer_loses_doubles_and_tears_no_epoch(tmp_path: Path) -> None:
+def test_killed_writer_loses_doubles_and_tears_no_epoch(tmp_path: Path) -> None:
     random = Random()
     root = tmp_path / "log"
     applier = RunningApplier(root, tmp_path / "store")
@@ -113,7 +113,7 @@ def publish_for_ever(root: str) -> None:
             epoch += 1
 
 
-def test_a_killed_reader_does_not_let_the_file_grow_for_ever(tmp_path: Path) -> None:
+def test_killed_reader_does_not_let_file_grow_for_ever(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, QUERY_ID)
 
     def apply(first: int, count: int) -> int:

@@ -97,7 +97,7 @@ def job(spark: SparkSession, scene: Scene) -> Iterator[Job]:
 
 
 @pytest.mark.slow
-def test_a_new_checkpoint_replaces_all_state_and_the_old_one_is_readable_until_then(job: Job, scene: Scene):
+def test_new_checkpoint_replaces_all_state_and_old_one_is_readable_until_then(job: Job, scene: Scene):
     scene.start_server()
     scene.add_files(2)
     job.run()
@@ -130,7 +130,7 @@ def undo_sparks_commit(scene: Scene) -> int:
     return last
 
 
-def test_the_replay_of_a_committed_batch_leaves_the_first(job: Job, scene: Scene, caplog: pytest.LogCaptureFixture):
+def test_replay_of_committed_batch_keeps_first_epoch(job: Job, scene: Scene, caplog: pytest.LogCaptureFixture):
     scene.add_files(3)
     job.run()
     job.stop()
@@ -187,7 +187,7 @@ class _RunsTwice(sink_task.Task):
 
 
 @pytest.mark.parametrize("task", [_FailsOnce, pytest.param(_RunsTwice, marks=pytest.mark.slow)])
-def test_a_task_that_runs_more_than_once_leaves_each_change_once(
+def test_task_that_runs_more_than_once_leaves_each_change_once(
     job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[sink_task.Task]
 ):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors cannot import a test
@@ -232,7 +232,7 @@ def with_files_only(task: type[sink_task.Task]) -> type[sink_task.Task]:
 
 
 @pytest.mark.slow
-def test_a_user_function_that_fails_at_first_leaves_each_change_once(job: Job, scene: Scene):
+def test_user_function_that_fails_at_first_leaves_each_change_once(job: Job, scene: Scene):
     marker = scene.folder / "failed"
     scene.add_files(2)
 
@@ -259,7 +259,7 @@ def errors_of(scene: Scene) -> str:
         return str(lag["error"])
 
 
-def test_while_the_log_is_out_of_reach_batches_fail_and_servers_answer(job: Job, scene: Scene):
+def test_batches_fail_and_servers_answer_while_log_is_unreachable(job: Job, scene: Scene):
     scene.start_server()
     scene.add_files(2)
     job.run()
@@ -283,7 +283,7 @@ def test_while_the_log_is_out_of_reach_batches_fail_and_servers_answer(job: Job,
 
 
 @pytest.mark.parametrize("size", [pytest.param(10, marks=pytest.mark.slow), 200_000])
-def test_storage_that_refuses_fails_the_batch_with_its_reason(job: Job, scene: Scene, size: int):
+def test_storage_that_refuses_fails_batch_with_its_reason(job: Job, scene: Scene, size: int):
     scene.add_files(1)
     wide = counts(job.spark, str(scene.input)).selectExpr("k", "n", f"rpad('', {size}, 'x') AS last")
     job.run(wide)
@@ -304,7 +304,7 @@ def test_storage_that_refuses_fails_the_batch_with_its_reason(job: Job, scene: S
     assert scene.epochs() == [0, 1]
 
 
-def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene):
+def test_fenced_writer_sends_no_heartbeats(job: Job, scene: Scene):
     scene.add_files(1)
     job.run()
     with LogWriter(scene.log, JOB, states(), takeover=True, sends_heartbeats=False) as newer:

@@ -101,7 +101,7 @@ def cut(data: Path) -> None:
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("damage", [spoil, cut])
-def test_a_store_that_is_damaged_under_a_server_mends_itself(tmp_path: Path, damage: object, workers: int) -> None:
+def test_store_that_is_damaged_under_server_mends_itself(tmp_path: Path, damage: object, workers: int) -> None:
     assert callable(damage)
     log, folder, port = tmp_path / "log", tmp_path / "store", free_port()
     with LogWriter(log, "job", STATES, "q") as writer:

@@ -48,7 +48,7 @@ by = pytest.mark.parametrize("reduces", [True, False] if ROUNDS > 2 else [True])
 
 @pytest.mark.slow
 @by
-def test_kills_at_random_moments(scene: Scene, reduces: bool):
+def test_driver_killed_at_random_moments_loses_no_epoch(scene: Scene, reduces: bool):
     scene.reduces = reduces
     scene.add_files(2)
     orders = {"port": scene.port, "store": str(scene.folder / "store")}
@@ -75,7 +75,7 @@ def test_kills_at_random_moments(scene: Scene, reduces: bool):
 # A batch that ends before its commit is also in `test_batches.py`: the log is out of reach.
 @pytest.mark.parametrize("dies_first", [False, pytest.param(True, marks=pytest.mark.slow)])
 @by
-def test_driver_killed_around_a_commit_loses_and_repeats_no_epoch(scene: Scene, reduces: bool, dies_first: bool):
+def test_driver_killed_around_commit_loses_and_repeats_no_epoch(scene: Scene, reduces: bool, dies_first: bool):
     scene.reduces = reduces
     server = scene.start_server()
     watcher = scene.watch()
@@ -103,7 +103,7 @@ def test_driver_killed_around_a_commit_loses_and_repeats_no_epoch(scene: Scene, 
 
 
 @pytest.mark.slow
-def test_of_two_drivers_on_copies_of_one_checkpoint_the_older_is_fenced(scene: Scene):
+def test_older_of_two_drivers_on_copies_of_checkpoint_is_fenced(scene: Scene):
     scene.start_server()
     scene.add_files(2)
     older = scene.start_driver()

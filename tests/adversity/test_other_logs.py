@@ -40,7 +40,7 @@ def other_log(fleet: Fleet, kind: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["unmounted", pytest.param("leftover", marks=pytest.mark.slow), "copy that was written"]
 )
-def test_a_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, kind: str) -> None:
+def test_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, kind: str) -> None:
     fleet.registry()
     fleet.server(0)
     fleet.wait_for(_0="0-16383")
@@ -58,7 +58,7 @@ def test_a_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, 
     reader.stop()
 
 
-def test_a_member_whose_log_is_replaced_answers_nothing_until_it_has_the_right_one_again(fleet: Fleet) -> None:
+def test_member_whose_log_is_replaced_answers_nothing_until_it_has_right_one_again(fleet: Fleet) -> None:
     fleet.registry()
     mounted = fleet.folder / "mounted"
     mounted.symlink_to(fleet.log)
@@ -79,7 +79,7 @@ def test_a_member_whose_log_is_replaced_answers_nothing_until_it_has_the_right_o
 
 
 @pytest.mark.parametrize("program", ["serve", "state-server"])
-def test_a_server_whose_store_was_filled_from_another_log_does_not_start(fleet: Fleet, program: str) -> None:
+def test_server_whose_store_was_filled_from_another_log_does_not_start(fleet: Fleet, program: str) -> None:
     fleet.registry()
     fleet.server(0)
     fleet.wait_for(_0="0-16383")
@@ -95,7 +95,7 @@ def test_a_server_whose_store_was_filled_from_another_log_does_not_start(fleet: 
     assert "Traceback" not in ended.stderr
 
 
-def test_a_proxy_answers_nothing_from_servers_of_another_log_than_its_own(fleet: Fleet) -> None:
+def test_proxy_answers_nothing_from_servers_of_another_log_than_its_own(fleet: Fleet) -> None:
     fleet.registry()
     server = fleet.server(0)
     fleet.wait_for(_0="0-16383")
@@ -112,7 +112,7 @@ def test_a_proxy_answers_nothing_from_servers_of_another_log_than_its_own(fleet:
         eventually(lambda: not client.call("GET", KEYS[0]).is_error, awaited="a value")
 
 
-def test_a_proxy_takes_servers_of_an_older_version_that_report_no_log(fleet: Fleet) -> None:
+def test_proxy_takes_servers_of_older_version_that_report_no_log(fleet: Fleet) -> None:
     (fleet.log / "log.json").rename(fleet.folder / "identity")
     fleet.registry()
     fleet.server(0)

@@ -85,7 +85,7 @@ class Snapshots:
         assert eventually(self.newest, lambda newest: newest != epoch) > epoch
 
 
-def test_a_state_read_from_parts_alone_is_whole(tmp_path: Path) -> None:
+def test_state_read_from_parts_alone_is_whole(tmp_path: Path) -> None:
     """As above, at its end: the log forgot its first epochs, and what is left is all of the state."""
     root = tmp_path / "log"
     owners = []

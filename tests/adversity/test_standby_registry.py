@@ -11,7 +11,7 @@ from tests.adversity.fleet import Fleet
 from tests.builders import put_value, value_state, write_log
 
 
-def test_standby_takes_over_from_a_killed_registry_and_steps_back_when_it_is_restarted(fleet: Fleet) -> None:
+def test_standby_takes_over_from_killed_registry_and_steps_back_when_it_is_restarted(fleet: Fleet) -> None:
     first = fleet.registry()
     standing = fleet.registry("--standby")
     _, second = fleet.halves()
@@ -35,7 +35,7 @@ def test_standby_takes_over_from_a_killed_registry_and_steps_back_when_it_is_res
     reader.stop()
 
 
-def test_standby_ends_if_the_registry_of_its_record_has_another_log(fleet: Fleet) -> None:
+def test_standby_ends_if_registry_of_its_record_has_another_log(fleet: Fleet) -> None:
     fleet.registry()
     leftover = fleet.folder / "leftover"
     write_log(leftover, "job", [value_state("n")], [put_value("n", b"job:n:1", b"-1")])
@@ -52,7 +52,7 @@ def test_standby_ends_if_the_registry_of_its_record_has_another_log(fleet: Fleet
 
 
 @pytest.mark.slow
-def test_standby_waits_while_the_registry_answers(fleet: Fleet) -> None:
+def test_standby_waits_while_registry_answers(fleet: Fleet) -> None:
     fleet.registry()
     standing = fleet.registry("--standby")
     fleet.server(0)

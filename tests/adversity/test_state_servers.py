@@ -40,7 +40,7 @@ def test_servers_join_and_leave_under_load_and_no_read_fails(fleet: Fleet) -> No
     assert not reader.failures
 
 
-def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_fails(fleet: Fleet) -> None:
+def test_servers_of_driver_that_ends_hand_over_to_those_that_stay_and_no_read_fails(fleet: Fleet) -> None:
     registry = fleet.registry()
     placed = [fleet.server(0, "--driver", "mine")]
     fleet.wait_for(_0="0-16383")
@@ -72,7 +72,7 @@ def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_
     assert not reader.failures
 
 
-def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) -> None:
+def test_replica_takes_place_of_master_that_is_killed(doubled: Fleet) -> None:
     doubled.registry()
     first = doubled.server(0)
     doubled.wait_for(_0="0-16383")
@@ -91,7 +91,7 @@ def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) ->
 
 
 @pytest.mark.slow
-def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fleet) -> None:
+def test_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fleet) -> None:
     fleet.registry()
     _, second = fleet.halves()
     reader = fleet.read()
@@ -130,7 +130,7 @@ def test_slots_of_server_with_full_disk_are_taken_over(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
+def test_hanging_server_is_left_out_and_taken_back(fleet: Fleet) -> None:
     fleet.registry(program=("-m", "resp_server.programs.registry"))
     _, second = fleet.halves()
     second.popen.send_signal(signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) ->
     fleet.wait_for_all_keys()
 
 
-def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(fleet: Fleet) -> None:
+def test_servers_continue_without_registry_and_next_registry_takes_over(fleet: Fleet) -> None:
     registry = fleet.registry()
     _, second = fleet.halves()
     fleet.wait_until_all_show_it()
@@ -170,7 +170,7 @@ def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(flee
 
 
 @pytest.mark.slow
-def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
+def test_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
     registry = fleet.registry()
     fleet.halves()
     fleet.wait_until_all_show_it()
@@ -193,7 +193,7 @@ def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(f
 
 
 @pytest.mark.slow
-def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
+def test_older_of_two_registries_ends(fleet: Fleet) -> None:
     older = fleet.registry()
     fleet.server(0)
     fleet.wait_for(_0="0-16383")
@@ -209,7 +209,7 @@ def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Fleet) -> None:
+def test_registry_that_has_lost_its_record_learns_from_servers(fleet: Fleet) -> None:
     registry = fleet.registry()
     fleet.halves()
     fleet.wait_until_all_show_it()

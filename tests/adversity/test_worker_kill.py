@@ -119,7 +119,7 @@ def has_store(pid: int) -> bool:
         return False
 
 
-def test_only_the_clients_of_a_killed_worker_notice_and_they_come_back(server: Running) -> None:
+def test_only_clients_of_killed_worker_notice_and_they_come_back(server: Running) -> None:
     chance = random.Random()
     for _ in range(ROUNDS):
         workers = eventually(lambda: workers_with_stores(server), lambda pids: len(pids) == 2)
@@ -139,7 +139,7 @@ def test_only_the_clients_of_a_killed_worker_notice_and_they_come_back(server: R
         assert len(load.broken) == its_clients
 
 
-def test_nothing_is_left_of_a_server_whose_master_is_killed(scene: Scene) -> None:
+def test_nothing_is_left_of_server_whose_master_is_killed(scene: Scene) -> None:
     publish(scene.log)
     server = scene.start_server(workers=2)
     load = Load(scene.port)

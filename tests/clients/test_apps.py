@@ -47,7 +47,7 @@ def code(language: str, has: str, address: str) -> str:
     return found.replace(ADDRESS, address)
 
 
-def test_fastapi(address: str) -> None:
+def test_fastapi_example_answers_json(address: str) -> None:
     import httpx
 
     names: dict[str, object] = {}
@@ -63,7 +63,7 @@ def test_fastapi(address: str) -> None:
     assert (missing.status_code, missing.json()) == (404, {"detail": "no flights of XX"})
 
 
-def test_django(address: str, tmp_path: Path) -> None:
+def test_django_example_reads_from_its_cache(address: str, tmp_path: Path) -> None:
     app = tmp_path / "myapp"
     app.mkdir()
     app.joinpath("__init__.py").touch()
@@ -94,7 +94,7 @@ except Exception as error:
     assert refused == "ReadOnlyError"
 
 
-def test_node_redis(address: str) -> None:
+def test_node_redis_example_prints_values(address: str) -> None:
     done = subprocess.run(
         ["node", "--input-type=module", "-e", code("js", "createClient", address)],
         cwd=Path(__file__).parent,

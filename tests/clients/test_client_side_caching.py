@@ -82,7 +82,7 @@ def test_cache_of_redis_py_is_invalidated(job: Job, endpoint: Running) -> None:
 
 
 @pytest.mark.parametrize("script", ["node_redis.mjs", "ioredis.mjs"])
-def test_cache_of_a_javascript_client_is_invalidated(script: str, run_script: Any, job: Job, endpoint: Running) -> None:
+def test_cache_of_javascript_client_is_invalidated(script: str, run_script: Any, job: Job, endpoint: Running) -> None:
     before = job.now
     found = run_script(script, "caching", endpoint, KEYS[0], meanwhile=job.publish)
     assert found == {"before": [before, before], "hits": 1, "after": job.now}

@@ -28,7 +28,7 @@ def admin(sparkis: Running, settings: dict[str, Any]) -> Iterator[redis.Redis]:
         made.acl_deluser("reader", "other")
 
 
-def test_a_user_logs_in_with_its_password_and_no_other(
+def test_user_logs_in_with_its_password_and_no_other(
     sparkis: Running, admin: redis.Redis, settings: dict[str, Any]
 ) -> None:
     with redis.Redis(port=sparkis.port, username="reader", password="pass", **settings) as reader:

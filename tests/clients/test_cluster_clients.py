@@ -60,7 +60,7 @@ def test_redis_py_reads_from_replicas(still_cluster: Any) -> None:
         assert redis.info("commandstats", target_nodes=node)["cmdstat_get"]["calls"] > 0
 
 
-def test_redis_py_follows_a_move_and_survives_a_loss(cluster: Any) -> None:
+def test_redis_py_follows_move_and_survives_loss(cluster: Any) -> None:
     with client(cluster) as redis:
         assert {key: redis.get(key) for key in MANY} == MANY
         cluster.show("8192-16383", "0-100,200-8191", "101-199")
@@ -72,14 +72,14 @@ def test_redis_py_follows_a_move_and_survives_a_loss(cluster: Any) -> None:
         assert {key: redis.get(key) for key in MANY} == MANY
 
 
-def test_a_reader_of_replicas_goes_on_without_a_new_topology(cluster: Any) -> None:
+def test_reader_of_replicas_goes_on_without_new_topology(cluster: Any) -> None:
     with client(cluster, load_balancing_strategy=REPLICAS_FIRST) as redis:
         cluster.kill(0)
         assert {key: redis.get(key) for key in MANY} == MANY
 
 
 @pytest.mark.parametrize("name", ["ioredis", pytest.param("node_redis", marks=pytest.mark.slow)])
-def test_javascript_follows_a_move_and_survives_a_loss(cluster: Any, run_script: Any, name: str) -> None:
+def test_javascript_follows_move_and_survives_loss(cluster: Any, run_script: Any, name: str) -> None:
     def move_and_kill() -> None:
         cluster.show("8192-16383", "replica of 2", "0-8191")
         cluster.kill(0)
@@ -94,7 +94,7 @@ def test_javascript_follows_a_move_and_survives_a_loss(cluster: Any, run_script:
 
 
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli on the PATH")
-def test_redis_cli_follows_to_the_owner_and_finds_nothing_wrong(cluster: Any, dataset: Dataset) -> None:
+def test_redis_cli_follows_to_owner_and_finds_nothing_wrong(cluster: Any, dataset: Dataset) -> None:
     for at in range(3):
         port = str(cluster.port(at))
         assert [cli(cluster, "-c", "-p", port, "get", key.decode()) for key in list(MANY)[:9]] == [
@@ -138,7 +138,7 @@ def assert_checked(cluster: Any, dataset: Dataset, masters: int) -> None:
 
 
 @pytest.mark.slow
-def test_all_clients_follow_what_a_registry_moves_and_survive_a_loss_without_replicas(
+def test_all_clients_follow_what_registry_moves_and_survive_loss_without_replicas(
     assigned: Any, run_script: Any, dataset: Dataset
 ) -> None:
     cluster = assigned(0)
@@ -157,7 +157,7 @@ def test_all_clients_follow_what_a_registry_moves_and_survive_a_loss_without_rep
 
 
 @pytest.mark.slow
-def test_all_clients_go_on_where_a_replica_takes_the_place_of_a_master_that_is_lost(
+def test_all_clients_go_on_where_replica_takes_place_of_master_that_is_lost(
     assigned: Any, run_script: Any, dataset: Dataset
 ) -> None:
     cluster = assigned(1)

@@ -17,7 +17,7 @@ UNKNOWN = "ERR unknown command 'NOPE', with args beginning with: 'a' "
 pytestmark = pytest.mark.parametrize("script", ["ioredis.mjs", "node_redis.mjs"])
 
 
-def test_everything_is_read(script: str, run_script: Any, sparkis: Running, dataset: Dataset) -> None:
+def test_javascript_client_reads_every_kind(script: str, run_script: Any, sparkis: Running, dataset: Dataset) -> None:
     found = run_script(script, "reads", sparkis)
     assert base64.b64decode(found.pop("bytes")) == dataset.strings[b"\x00\xff\r\n\x80"]
     assert found == {
@@ -35,7 +35,7 @@ def test_everything_is_read(script: str, run_script: Any, sparkis: Running, data
     }
 
 
-def test_the_older_protocol_is_spoken_too(script: str, run_script: Any, sparkis: Running) -> None:
+def test_older_protocol_is_spoken_too(script: str, run_script: Any, sparkis: Running) -> None:
     assert run_script(script, "resp2", sparkis) == {"get": "value", "hgetall": {"field": "value"}}
 
 
@@ -45,33 +45,33 @@ def test_scans_find_everything(script: str, run_script: Any, sparkis: Running, d
     assert (found["all"], found["fields"], found["value"]) == (len(dataset.keys), 1500, "value 42")
 
 
-def test_a_pipeline_answers_in_order_errors_included(script: str, run_script: Any, sparkis: Running) -> None:
+def test_pipeline_answers_in_order_errors_included(script: str, run_script: Any, sparkis: Running) -> None:
     assert run_script(script, "pipeline", sparkis) == ["value", WRONGTYPE, READONLY, "value"]
 
 
-def test_calls_at_the_same_time_are_each_answered(script: str, run_script: Any, sparkis: Running) -> None:
+def test_calls_at_same_time_are_each_answered(script: str, run_script: Any, sparkis: Running) -> None:
     assert run_script(script, "autoPipelining", sparkis) == [str(number) for number in range(300)]
 
 
-def test_refusals_reach_the_caller_and_the_connection_goes_on(script: str, run_script: Any, sparkis: Running) -> None:
+def test_refusals_reach_caller_and_connection_goes_on(script: str, run_script: Any, sparkis: Running) -> None:
     found = run_script(script, "refusals", sparkis)
     assert (found["set"], found["type"], found["unknown"], found["after"]) == (READONLY, WRONGTYPE, UNKNOWN, "value")
     assert found["multi"] == "no error"
 
 
-def test_a_name_and_a_database_are_taken(script: str, run_script: Any, sparkis: Running) -> None:
+def test_name_and_database_are_taken(script: str, run_script: Any, sparkis: Running) -> None:
     found = run_script(script, "settings", sparkis)
     assert (found["name"], found["get"]) == ("a-name", None)
     assert "lib-name" in str(found["info"]) or "libName" in str(found["info"])
 
 
-def test_a_password_lets_in_and_a_wrong_one_does_not(script: str, run_script: Any, locked_sparkis: Running) -> None:
+def test_right_password_is_accepted_and_wrong_one_refused(script: str, run_script: Any, locked_sparkis: Running) -> None:
     found = run_script(script, "password", locked_sparkis, locked_sparkis.password)
     assert (found["get"], found["named"]) == ("value", "value")
     assert found["wrong"] != "no error"
 
 
-def test_a_client_connects_again_after_a_restart(script: str, run_script: Any, restartable: Any) -> None:
+def test_client_connects_again_after_restart(script: str, run_script: Any, restartable: Any) -> None:
     found = run_script(script, "reconnect", restartable, meanwhile=restartable.restart)
     assert found == {"before": "value", "after": "value"}
 

@@ -47,7 +47,7 @@ def test_each_workload_is_measured_at_both(program: Program, places: Sequence[Pl
     assert all(row.ours > 0 and row.ratio and row.note == program.version() for row in rows)
 
 
-def test_a_wrong_reply_leaves_a_row_without_a_number(program: Program, places: Sequence[Place]) -> None:
+def test_wrong_reply_leaves_row_without_number(program: Program, places: Sequence[Place]) -> None:
     place = places[1]._replace(workloads=READS[:1])
     failed: list[str] = []
     with Connection(place.redis.port) as redis:

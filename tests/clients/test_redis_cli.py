@@ -59,12 +59,12 @@ def test_commands_on_standard_input_are_answered_in_order(sparkis: Running) -> N
     ]
 
 
-def test_a_scan_lists_the_keys(sparkis: Running, dataset: Dataset) -> None:
+def test_scan_lists_keys(sparkis: Running, dataset: Dataset) -> None:
     assert sorted(cli(sparkis, "--scan", "--pattern", "user:*").split()) == ["user:1:name", "user:2:name"]
     assert len(cli(sparkis, "--scan", "--pattern", "many:*").split()) == 300
 
 
-def test_the_biggest_keys_are_found(sparkis: Running, dataset: Dataset) -> None:
+def test_biggest_keys_are_found(sparkis: Running, dataset: Dataset) -> None:
     shown = cli(sparkis, "--bigkeys")
     assert f"Sampled {len(dataset.keys)} keys in the keyspace!" in shown
     assert "Biggest string found '\"big\"' has 65536 bytes" in shown
@@ -76,14 +76,14 @@ def test_another_database_is_empty(sparkis: Running) -> None:
     assert cli(sparkis, "-n", "1", "dbsize") == "0\n"
 
 
-def test_a_pipe_of_writes_is_refused_and_counted(sparkis: Running) -> None:
+def test_pipe_of_writes_is_refused_and_counted(sparkis: Running) -> None:
     writes = requests([[b"SET", b"a", b"b"], [b"HSET", b"c", b"d", b"e"], [b"GET", b"plain"]])
     shown = cli(sparkis, "--pipe", given=writes)
     assert shown.count(READONLY) == 2
     assert "errors: 2, replies: 3" in shown
 
 
-def test_the_password_lets_in(locked_sparkis: Running) -> None:
+def test_right_password_is_accepted(locked_sparkis: Running) -> None:
     password = str(locked_sparkis.password)
     assert cli(locked_sparkis, "--no-auth-warning", "-a", password, "get", "plain") == "value\n"
     assert (
@@ -108,7 +108,7 @@ def test_latency_is_measured(sparkis: Running) -> None:
     assert len(cli(sparkis, "--latency", "-i", "0.1", "--raw").split()) == 4
 
 
-def test_the_benchmark_reads(sparkis: Running) -> None:
+def test_redis_benchmark_reads(sparkis: Running) -> None:
     shown = cli(sparkis, "-q", "-n", "500", "-c", "5", "-P", "4", "-t", "get,ping", program="redis-benchmark")
     assert re.search(r"GET: [\d.]+ requests per second", shown)
     shown = cli(sparkis, "-q", "-n", "100", "-3", "hgetall", "hash:small", program="redis-benchmark")
@@ -165,22 +165,22 @@ def terminal(sparkis: Running, tmp_path: Path) -> Iterator[Terminal]:
     made.close()
 
 
-def test_a_person_at_a_terminal_is_answered(terminal: Terminal) -> None:
+def test_redis_cli_at_terminal_shows_replies(terminal: Terminal) -> None:
     assert '"value"' in terminal.enter("GET plain")
     assert "(error) WRONGTYPE" in terminal.enter("GET hash:one")
     assert READONLY in terminal.enter("SET a b")
     assert "[1]> " in terminal.enter("SELECT 1")
 
 
-def test_a_person_gets_hints_from_command_docs(terminal: Terminal) -> None:
+def test_redis_cli_shows_hints_from_command_docs(terminal: Terminal) -> None:
     assert "key start end" in terminal.type("getrange ", "key start end")
     assert "job" in terminal.type("\x15state list ", "job")  # which its own table does not know
 
 
-def test_a_person_gets_help_from_command_docs(terminal: Terminal) -> None:
+def test_redis_cli_shows_help_from_command_docs(terminal: Terminal) -> None:
     """The words are the server's: redis-cli 7.0's own table says `Get the value of a key`."""
     assert "Returns the string value of a key." in terminal.type("help get\r", "Returns the string value of a key.")
 
 
-def test_help_of_a_command_that_only_sparkis_has_is_shown(terminal: Terminal) -> None:
+def test_help_of_command_that_only_sparkis_has_is_shown(terminal: Terminal) -> None:
     assert "STATE LAG" in terminal.type("help state lag\r", "STATE LAG").upper()

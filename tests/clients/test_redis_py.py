@@ -75,7 +75,7 @@ def test_times_of_expiry_are_readable(client: redis.Redis) -> None:
     assert 0 < client.ttl("later") < LATER_MS // 1000
 
 
-def test_the_server_describes_itself(client: redis.Redis, dataset: Dataset) -> None:
+def test_server_describes_itself(client: redis.Redis, dataset: Dataset) -> None:
     assert client.ping()
     assert client.echo("x") == b"x"
     assert client.dbsize() == len(dataset.keys)
@@ -91,12 +91,12 @@ def test_the_server_describes_itself(client: redis.Redis, dataset: Dataset) -> N
     assert len(client.time()) == 2
 
 
-def test_the_library_names_itself(client: redis.Redis) -> None:
+def test_redis_py_sets_its_library_name(client: redis.Redis) -> None:
     assert client.client_info()["lib-name"].startswith("redis-py")
     assert any(each["lib-name"].startswith("redis-py") for each in client.client_list())
 
 
-def test_a_connection_has_the_name_it_was_given(sparkis: Running, settings: dict[str, Any]) -> None:
+def test_connection_has_name_it_was_given(sparkis: Running, settings: dict[str, Any]) -> None:
     with redis.Redis(port=sparkis.port, client_name="a-name", **settings) as client:
         assert client.client_getname() in ("a-name", b"a-name")
         assert client.client_setname("another")
@@ -111,13 +111,13 @@ def test_texts_are_decoded(sparkis: Running, settings: dict[str, Any]) -> None:
         assert list(client.scan_iter("user:1*")) == ["user:1:name"]
 
 
-def test_a_pipeline_answers_in_order(client: redis.Redis) -> None:
+def test_pipeline_answers_in_order(client: redis.Redis) -> None:
     pipeline = client.pipeline(transaction=False)
     pipeline.get("plain").hgetall("hash:one").mget("number", "missing").exists("plain").ttl("plain")
     assert pipeline.execute() == [b"value", {b"field": b"value"}, [b"42", None], 1, -1]
 
 
-def test_a_transaction_answers_in_order(client: redis.Redis) -> None:
+def test_transaction_answers_in_order(client: redis.Redis) -> None:
     pipeline = client.pipeline()
     pipeline.watch("plain", "hash:one", "missing")
     assert pipeline.get("plain") == b"value"
@@ -129,7 +129,7 @@ def test_a_transaction_answers_in_order(client: redis.Redis) -> None:
     assert client.get("plain") == b"value"
 
 
-def test_an_error_in_a_pipeline_stays_in_its_place(client: redis.Redis) -> None:
+def test_error_in_pipeline_stays_in_its_place(client: redis.Redis) -> None:
     pipeline = client.pipeline(transaction=False).get("plain").get("hash:one").set("plain", "x").get("empty")
     first, second, third, last = pipeline.execute(raise_on_error=False)
     assert (first, last) == (b"value", b"")
@@ -137,7 +137,7 @@ def test_an_error_in_a_pipeline_stays_in_its_place(client: redis.Redis) -> None:
     assert isinstance(third, redis.exceptions.ReadOnlyError)
 
 
-def test_a_large_pipeline_is_answered_whole(client: redis.Redis) -> None:
+def test_large_pipeline_is_answered_whole(client: redis.Redis) -> None:
     pipeline = client.pipeline(transaction=False)
     for number in range(3000):
         pipeline.get(b"many:%03d" % (number % 300))
@@ -145,13 +145,13 @@ def test_a_large_pipeline_is_answered_whole(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("write", [["SET", "a", "b"], ["DEL", "plain"], ["HSET", "hash:one", "a", "b"], ["FLUSHALL"]])
-def test_a_write_is_refused_and_the_connection_goes_on(client: redis.Redis, write: list[str]) -> None:
+def test_write_is_refused_and_connection_goes_on(client: redis.Redis, write: list[str]) -> None:
     with pytest.raises(redis.exceptions.ReadOnlyError):
         client.execute_command(*write)
     assert client.get("plain") == b"value"
 
 
-def test_a_wrong_type_is_an_error(client: redis.Redis) -> None:
+def test_wrong_type_is_error(client: redis.Redis) -> None:
     with pytest.raises(redis.exceptions.ResponseError, match="wrong kind of value"):
         client.get("hash:one")
 
@@ -161,17 +161,17 @@ def test_other_databases_are_empty(sparkis: Running, settings: dict[str, Any]) -
         assert (client.get("plain"), client.dbsize(), client.keys()) == (None, 0, [])
 
 
-def test_a_url_will_do(sparkis: Running) -> None:
+def test_url_connects(sparkis: Running) -> None:
     with redis.Redis.from_url(f"redis://localhost:{sparkis.port}/0?decode_responses=True") as client:
         assert client.get("plain") == "value"
 
 
-def test_the_health_check_passes(sparkis: Running, settings: dict[str, Any]) -> None:
+def test_health_check_passes(sparkis: Running, settings: dict[str, Any]) -> None:
     with redis.Redis(port=sparkis.port, health_check_interval=0.000_001, **settings) as client:
         assert [client.get("plain") for _ in range(3)] == [b"value"] * 3
 
 
-def test_the_password_lets_in(locked_sparkis: Running, settings: dict[str, Any]) -> None:
+def test_right_password_is_accepted(locked_sparkis: Running, settings: dict[str, Any]) -> None:
     for user in (None, "default"):
         with redis.Redis(
             port=locked_sparkis.port, username=user, password=locked_sparkis.password, **settings
@@ -179,7 +179,7 @@ def test_the_password_lets_in(locked_sparkis: Running, settings: dict[str, Any])
             assert client.get("plain") == b"value"
 
 
-def test_a_wrong_password_does_not(locked_sparkis: Running, settings: dict[str, Any]) -> None:
+def test_wrong_password_is_refused(locked_sparkis: Running, settings: dict[str, Any]) -> None:
     for given in ({"password": "wrong"}, {}):
         with (
             redis.Redis(port=locked_sparkis.port, **given, **NO_RETRY, **settings) as client,
@@ -188,14 +188,14 @@ def test_a_wrong_password_does_not(locked_sparkis: Running, settings: dict[str, 
             client.get("plain")
 
 
-def test_the_pool_connects_again_after_a_restart(restartable: Any, settings: dict[str, Any]) -> None:
+def test_pool_connects_again_after_restart(restartable: Any, settings: dict[str, Any]) -> None:
     with redis.Redis(port=restartable.port, **settings) as client:
         assert client.get("plain") == b"value"
         restartable.restart()
         assert client.get("plain") == b"value"
 
 
-def test_a_server_that_is_gone_is_a_connection_error(restartable: Any, settings: dict[str, Any]) -> None:
+def test_server_that_is_gone_is_connection_error(restartable: Any, settings: dict[str, Any]) -> None:
     with redis.Redis(port=restartable.port, **NO_RETRY, **settings) as client:
         client.get("plain")
         restartable.stop()
@@ -203,7 +203,7 @@ def test_a_server_that_is_gone_is_a_connection_error(restartable: Any, settings:
             client.get("plain")
 
 
-def test_several_threads_share_a_pool(client: redis.Redis) -> None:
+def test_several_threads_share_pool(client: redis.Redis) -> None:
     with ThreadPoolExecutor(8) as threads:
         values = list(threads.map(lambda number: client.get(b"many:%03d" % number), range(300)))
     assert values == [b"%d" % number for number in range(300)]

@@ -34,7 +34,7 @@ def run(port: int, settings: Settings, body: Callable[[redis.asyncio.Redis], Awa
     asyncio.run(with_client())
 
 
-def test_everything_is_read(sparkis: Running, settings: Settings, dataset: Dataset) -> None:
+def test_javascript_client_reads_every_kind(sparkis: Running, settings: Settings, dataset: Dataset) -> None:
     async def body(client: redis.asyncio.Redis) -> None:
         assert await client.mget(list(dataset.strings)) == list(dataset.strings.values())
         assert [await client.hgetall(key) for key in dataset.hashes] == list(dataset.hashes.values())
@@ -53,7 +53,7 @@ def test_scans_find_everything(sparkis: Running, settings: Settings, dataset: Da
     run(sparkis.port, settings, body)
 
 
-def test_a_pipeline_answers_in_order(sparkis: Running, settings: Settings) -> None:
+def test_pipeline_answers_in_order(sparkis: Running, settings: Settings) -> None:
     async def body(client: redis.asyncio.Redis) -> None:
         pipeline = client.pipeline(transaction=False)
         pipeline.get("plain").hgetall("hash:one").set("a", "b").get("empty")
@@ -64,7 +64,7 @@ def test_a_pipeline_answers_in_order(sparkis: Running, settings: Settings) -> No
     run(sparkis.port, settings, body)
 
 
-def test_many_tasks_share_a_pool(sparkis: Running, settings: Settings) -> None:
+def test_many_tasks_share_pool(sparkis: Running, settings: Settings) -> None:
     async def body(client: redis.asyncio.Redis) -> None:
         values = await asyncio.gather(*(client.get(b"many:%03d" % number) for number in range(100)))
         assert values == [b"%d" % number for number in range(100)]
@@ -83,7 +83,7 @@ def test_names_health_checks_and_decoding_work_together(sparkis: Running, settin
     run(sparkis.port, settings | given, body)
 
 
-def test_the_password_lets_in(locked_sparkis: Running, settings: Settings) -> None:
+def test_right_password_is_accepted(locked_sparkis: Running, settings: Settings) -> None:
     async def body(client: redis.asyncio.Redis) -> None:
         assert await client.get("plain") == b"value"
 
@@ -92,7 +92,7 @@ def test_the_password_lets_in(locked_sparkis: Running, settings: Settings) -> No
         run(locked_sparkis.port, settings | {"password": "wrong", "retry": Retry(NoBackoff(), 0)}, body)
 
 
-def test_the_pool_connects_again_after_a_restart(restartable: Any, settings: Settings) -> None:
+def test_pool_connects_again_after_restart(restartable: Any, settings: Settings) -> None:
     async def body(client: redis.asyncio.Redis) -> None:
         assert await client.get("plain") == b"value"
         restartable.restart()

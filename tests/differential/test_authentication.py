@@ -83,19 +83,19 @@ def test_auth_equals_redis(locked_pair: Pair, pipeline: list[Words]) -> None:
 
 
 @pytest.mark.parametrize("data", BYTES, ids=lambda data: repr(data[:60]))
-def test_limits_before_the_password_are_the_same(locked_pair: Pair, data: bytes) -> None:
+def test_limits_before_login_equal_redis(locked_pair: Pair, data: bytes) -> None:
     locked_pair.check_bytes(data)
     locked_pair.check_bytes(data + b"PING\r\n")
 
 
-def test_client_limits_end_with_the_password(locked_pair: Pair) -> None:
+def test_client_limits_end_with_password(locked_pair: Pair) -> None:
     data = requests([[b"AUTH", PASSWORD], [b"EXISTS", *[b"plain"] * 12], [b"RESET"], [b"PING"]])
     whole = locked_pair.check_bytes(data)
     for cut in range(1, len(data), 3):
         assert locked_pair.check_bytes(data, [cut], 0.001) == whole
 
 
-def test_every_command_needs_the_password_as_at_redis(locked_pair: Pair, live_table: dict[str, object]) -> None:
+def test_every_command_needs_password_as_at_redis(locked_pair: Pair, live_table: dict[str, object]) -> None:
     """Each with as many arguments as it needs at least; what both run without a password changes nothing."""
     open_to_all = {"auth", "hello", "quit", "reset"}
     pipeline: list[Words] = []

@@ -134,7 +134,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["2", "3"])
 
 @NODES
 @PROTOCOLS
-def test_cluster_slots_equals_redis_to_the_byte(trio: Trio, at: int, protocol: str) -> None:
+def test_cluster_slots_equals_redis_to_byte(trio: Trio, at: int, protocol: str) -> None:
     with trio.theirs[0].connect() as connection:
         ids = [row.split()[0] for row in connection.call("CLUSTER", "NODES").plain.decode().splitlines()]
     replica_id = next(line[0] for line in _nodes(trio.theirs[0]).values() if "slave" in line[2])
@@ -228,7 +228,7 @@ def test_each_key_is_answered_or_its_owner_named(
 @NODES
 @PROTOCOLS
 @pytest.mark.parametrize("before", [(), ("READONLY",)], ids=["", "READONLY"])
-def test_transactions_at_a_node_are_run_or_redirected_as_by_redis(
+def test_transactions_at_node_are_run_or_redirected_as_by_redis(
     trio: Trio, dataset: Dataset, at: int, protocol: str, before: tuple[str, ...]
 ) -> None:
     keys = [key for key in dataset.strings if len(key) < 1000][::9]
@@ -254,7 +254,7 @@ def test_writes_of_others_slots_are_sent_to_them(trio: Trio, at: int) -> None:
 
 @NODES
 @PROTOCOLS
-def test_refusals_are_those_of_a_cluster(trio: Trio, at: int, protocol: str) -> None:
+def test_refusals_are_those_of_cluster(trio: Trio, at: int, protocol: str) -> None:
     requests: list[Words] = [
         [b"SELECT", b"0"],
         [b"SELECT", b"1"],
@@ -307,7 +307,7 @@ def test_hello_info_and_role_show_cluster_mode(trio: Trio, at: int) -> None:
 
 
 @NODES
-def test_a_reader_of_replicas_is_marked_in_the_list_of_clients(trio: Trio, at: int) -> None:
+def test_reader_of_replicas_is_marked_in_list_of_clients(trio: Trio, at: int) -> None:
     requests: list[Words] = [
         [b"CLIENT", b"INFO"],
         [b"READONLY"],
@@ -322,7 +322,7 @@ def test_a_reader_of_replicas_is_marked_in_the_list_of_clients(trio: Trio, at: i
 
 @NODES
 @PROTOCOLS
-def test_nothing_is_queued_after_a_transactions_first_error(trio: Trio, at: int, protocol: str) -> None:
+def test_nothing_is_queued_after_transactions_first_error(trio: Trio, at: int, protocol: str) -> None:
     for wrong in ([b"NOPE"], [b"GET"], [b"CLIENT", b"NOPE"], [b"MGET", b"foo", b"bar"]):
         requests: list[Words] = [[b"MULTI"], [b"GET", b"plain"], wrong, [b"GET", b"{b}"], [b"GET", b"{c}"], [b"EXEC"]]
         theirs, ours = trio.both(at, protocol, *requests)

@@ -26,7 +26,7 @@ def rows(table: Table) -> Iterator[tuple[str, Entry]]:
         yield from rows(entry.get("subcommands", {}))  # type: ignore[arg-type]  # a table within a table
 
 
-def test_the_reference_is_the_real_server_s_table_and_the_additions(expected_table: Table) -> None:
+def test_reference_is_real_servers_table_and_additions(expected_table: Table) -> None:
     assert load(REFERENCE) == expected_table
 
 
@@ -36,18 +36,18 @@ def test_command_and_docs_equal_reference(our_table: Table, expected_table: Tabl
     assert {name: row for name, row in found.items() if name not in added} == expected
 
 
-def test_added_commands_are_the_listed(our_table: Table, expected_table: Table, deviations: Deviations) -> None:
+def test_added_commands_are_listed(our_table: Table, expected_table: Table, deviations: Deviations) -> None:
     assert our_table.keys() - expected_table.keys() == deviations.commands_added.keys()
 
 
 @pytest.mark.parametrize("request_words", [[b"COMMAND"], [b"COMMAND", b"DOCS"], [b"COMMAND", b"INFO"]])
-def test_both_protocol_versions_carry_the_same_table(pair: Pair, request_words: list[bytes]) -> None:
+def test_both_protocol_versions_carry_same_table(pair: Pair, request_words: list[bytes]) -> None:
     (in_resp2,) = pair.replies_to([request_words])[1]
     _, in_resp3 = pair.replies_to([[b"HELLO", b"3"], request_words])[1]
     assert in_resp2.plain == in_resp3.plain
 
 
-def test_the_fields_of_the_table_come_in_redis_order_and_shapes(pair: Pair, live_table: Table) -> None:
+def test_fields_of_table_come_in_redis_order_and_shapes(pair: Pair, live_table: Table) -> None:
     """Of commands that both versions know. RESP3 tells maps and sets apart; RESP2 carries the same, as said above."""
     names = [name.encode() for name in live_table]
     for words in ([b"COMMAND", b"INFO", *names], [b"COMMAND", b"DOCS", *names]):

@@ -83,7 +83,7 @@ def paused(server: Running, line: str, upstream: Connection | None = None) -> tu
 
 
 @pytest.mark.parametrize("line", [*READS[:4], READS[-1], *MESSAGES])
-def test_a_pause_of_writes_delays_the_same_requests_at_a_server(pair: Pair, line: str) -> None:
+def test_pause_of_writes_delays_same_requests_at_server(pair: Pair, line: str) -> None:
     found = paused(pair.sparkis, line)[0], paused(pair.redis, line)[0]
     assert found[0] == found[1] == (line in MESSAGES)
 
@@ -94,7 +94,7 @@ def test_pause_of_writes_delays_same_requests_at_overlay(overlay: Overlay, direc
     assert found[0] == found[1]
 
 
-def test_a_paused_transaction_is_queued_and_executed_after_the_pause(overlay: Overlay, direct: Connection) -> None:
+def test_paused_transaction_is_queued_and_executed_after_pause(overlay: Overlay, direct: Connection) -> None:
     direct.call("FLUSHALL")
     with overlay.proxy.connect() as control, overlay.proxy.connect() as client:
         client_id = client.call("CLIENT", "ID").value
@@ -109,7 +109,7 @@ def test_a_paused_transaction_is_queued_and_executed_after_the_pause(overlay: Ov
         assert [client.read().plain, client.read().plain] == [[b"OK", b"10"], b"1"]
 
 
-def test_a_write_of_a_client_that_leaves_during_a_pause_is_not_run(overlay: Overlay, direct: Connection) -> None:
+def test_write_of_client_that_leaves_during_pause_is_not_run(overlay: Overlay, direct: Connection) -> None:
     direct.call("FLUSHALL")
     with overlay.proxy.connect() as control:
         control.call("CLIENT", "PAUSE", LONG_MS, "WRITE")

@@ -27,7 +27,7 @@ def content(connection: Connection, key: bytes) -> tuple[bytes, object]:
     return kind, set(found) if kind == b"set" else found
 
 
-def test_every_key_reads_the_same_when_a_real_server_has_restored_it(pair: Pair, dataset: Dataset) -> None:
+def test_every_key_reads_same_when_real_server_has_restored_it(pair: Pair, dataset: Dataset) -> None:
     with pair.redis.connect() as redis, pair.sparkis.connect() as sparkis:
         try:
             for key in dataset.keys:
@@ -43,6 +43,6 @@ def test_every_key_reads_the_same_when_a_real_server_has_restored_it(pair: Pair,
 
 
 @pytest.mark.parametrize("key", [b"hash:large", b"list:long", b"big"])
-def test_a_large_value_comes_in_steps_and_is_the_same(pair: Pair, key: bytes) -> None:
+def test_large_value_is_sent_whole_in_steps(pair: Pair, key: bytes) -> None:
     with pair.sparkis.connect() as sparkis:
         assert sparkis.call("DUMP", key).value == sparkis.call("DUMP", key).value

@@ -60,6 +60,6 @@ def test_no_libraries_of_functions_are_listed(pair: Pair, options: str) -> None:
 @pytest.mark.parametrize(
     "words", [["é" * 90, "a"], ["é" * 30, "é" * 60, "b"], ["x" * 127, "é", "c"], ["x" * 129], [""] * 70]
 )
-def test_an_unknown_command_is_echoed_by_bytes(pair: Pair, words: list[str]) -> None:
+def test_unknown_command_is_echoed_by_bytes(pair: Pair, words: list[str]) -> None:
     request: Words = [b"NOPE", *[word.encode() for word in words]]
     pair.check([request, [("é" * 100).encode(), b"a"]])

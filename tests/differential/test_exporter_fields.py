@@ -99,7 +99,7 @@ def test_exporter_field_is_in_same_section_as_in_redis(
 
 
 @pytest.mark.parametrize(("section", "pattern"), LINES.items())
-def test_a_line_can_be_taken_apart(
+def test_line_can_be_taken_apart(
     section: str, pattern: str, infos: tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]
 ) -> None:
     for info in infos:

@@ -88,7 +88,7 @@ def test_geo_read_equals_redis(pair: Pair, line: str) -> None:
 
 @given(requests=st.lists(searches(), min_size=1, max_size=10))
 @checked(75)
-def test_geosearch_finds_the_same_members_in_the_same_order(pair: Pair, requests: list[Words]) -> None:
+def test_geosearch_finds_same_members_in_same_order(pair: Pair, requests: list[Words]) -> None:
     pair.check(requests)
     pair.check([[b"HELLO", b"3"], [b"MULTI"], *requests, [b"EXEC"]])
 
@@ -99,7 +99,7 @@ def test_geo_members_may_have_spaces(pair: Pair) -> None:
         pair.check([[b"GEOSEARCH", b"geo:edges", b"FROMMEMBER", member, b"BYRADIUS", b"200", b"km", b"WITHDIST"]])
 
 
-def test_score_of_a_place_equals_that_of_geoadd(tmp_path: Path) -> None:
+def test_score_of_place_equals_that_of_geoadd(tmp_path: Path) -> None:
     def compare(places: list[tuple[float, float]]) -> None:
         writes: list[Words] = [
             [b"GEOADD", b"places", b"%r" % longitude, b"%r" % latitude, b"%d" % number]

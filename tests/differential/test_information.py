@@ -35,7 +35,7 @@ def lasting(names: set[str]) -> set[str]:
     return {name for name in names if not any(fnmatchcase(name, pattern) for pattern in COUNTED_BY_USE)}
 
 
-def test_a_pattern_of_settings_ends_at_a_zero_byte_and_a_name_does_not(pair: Pair) -> None:
+def test_pattern_of_settings_ends_at_zero_byte_and_name_does_not(pair: Pair) -> None:
     pair.check([[b"CONFIG", b"GET", each] for each in (b"**\0[1^", b"max*-policy\0[", b"\0")])
     for name in (b"databases\0x", b"port\0*"):
         # Redis hashes the whole name, and compares it up to the zero byte: by chance it finds a setting.
@@ -53,7 +53,7 @@ def test_fields_of_info_that_are_added_are_listed(pair: Pair, deviations: Deviat
     assert mismatches(deviations.info_added, lasting(ours.keys() - theirs.keys())) == []
 
 
-def test_the_fields_of_info_come_in_redis_order(pair: Pair) -> None:
+def test_fields_of_info_come_in_redis_order(pair: Pair) -> None:
     theirs, ours = info(pair)
     assert [name for name in ours if name in theirs] == [name for name in theirs if name in ours]
 
@@ -75,23 +75,23 @@ def _is_number(text: str) -> bool:
     "section",
     [b"server", b"clients", b"memory", b"persistence", b"stats", b"replication", b"cpu", b"cluster", b"keyspace"],
 )
-def test_a_section_of_info_alone_has_the_fields_of_that_section(pair: Pair, section: bytes) -> None:
+def test_section_of_info_alone_has_fields_of_that_section(pair: Pair, section: bytes) -> None:
     (theirs,), (ours,) = pair.replies_to([[b"INFO", section]])
     assert ours.value.split(b"\r\n")[0] == theirs.value.split(b"\r\n")[0]
     assert info_fields(ours).keys() & info(pair)[0].keys() <= info_fields(theirs).keys()
 
 
-def test_info_counts_the_keys_as_redis_does(pair: Pair) -> None:
+def test_info_counts_keys_as_redis_does(pair: Pair) -> None:
     theirs, ours = info(pair, b"keyspace")
     assert theirs["db0"].partition(",avg_ttl")[0] == ours["db0"].partition(",avg_ttl")[0]
 
 
-def test_settings_that_are_missing_are_listed(pair: Pair, deviations: Deviations) -> None:
+def test_missing_settings_are_listed(pair: Pair, deviations: Deviations) -> None:
     theirs, ours = config(pair)
     assert mismatches(deviations.config_missing, theirs.keys() - ours.keys()) == []
 
 
-def test_settings_that_are_added_are_listed(pair: Pair, deviations: Deviations) -> None:
+def test_added_settings_are_listed(pair: Pair, deviations: Deviations) -> None:
     theirs, ours = config(pair)
     assert mismatches(deviations.config_added, ours.keys() - theirs.keys()) == []
 
@@ -110,7 +110,7 @@ def test_fields_of_clients_that_differ_are_listed(pair: Pair, deviations: Deviat
 
 
 @pytest.mark.parametrize("option", [[], [b"TYPE", b"normal"]])
-def test_the_list_of_clients_has_a_line_for_this_one(pair: Pair, option: list[bytes]) -> None:
+def test_list_of_clients_has_line_for_this_one(pair: Pair, option: list[bytes]) -> None:
     pipeline = [[b"CLIENT", b"SETNAME", b"me"], [b"SELECT", b"3"], [b"CLIENT", b"LIST", *option], [b"CLIENT", b"ID"]]
     theirs, ours = (
         next(line for line in client_lines(replies[2]) if line["id"] == str(replies[3].value))
@@ -120,7 +120,7 @@ def test_the_list_of_clients_has_a_line_for_this_one(pair: Pair, option: list[by
     assert (ours["name"], ours["db"]) == ("me", "3")
 
 
-def test_a_replica_is_a_replica_to_its_clients(replica_pair: Pair) -> None:
+def test_replica_is_replica_to_its_clients(replica_pair: Pair) -> None:
     replica_pair.check([[b"HELLO", b"3"], [b"HELLO"]])
     theirs, ours = info(replica_pair, b"replication")
     assert [name for name in ours if name in theirs] == [name for name in theirs if name in ours]

@@ -39,7 +39,7 @@ def iterate(server: Running, command: list[bytes], options: list[bytes]) -> Coun
     count=steps,
 )
 @checked(20)
-def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes | None, count: bytes) -> None:
+def test_scan_finds_same_keys(pair: Pair, pattern: bytes, type_name: bytes | None, count: bytes) -> None:
     options = [b"MATCH", pattern, b"COUNT", count, *([] if type_name is None else [b"TYPE", type_name])]
     theirs, ours = (iterate(server, [b"SCAN"], options) for server in (pair.redis, pair.sparkis))
     assert ours.keys() == theirs.keys()
@@ -49,7 +49,7 @@ def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes
 @pytest.mark.parametrize("key", [*HASHES, *SETS, *SORTED_SETS], ids=bytes.decode)
 @given(pattern=generators.patterns, count=steps)
 @checked(6)
-def test_scan_of_a_key_finds_same_items(pair: Pair, key: bytes, pattern: bytes, count: bytes) -> None:
+def test_scan_of_key_finds_same_items(pair: Pair, key: bytes, pattern: bytes, count: bytes) -> None:
     name = {b"h": b"HSCAN", b"s": b"SSCAN", b"z": b"ZSCAN", b"m": b"HSCAN"}[key[:1]]
     options = [b"MATCH", pattern, b"COUNT", count]
     theirs, ours = (iterate(server, [name, key], options) for server in (pair.redis, pair.sparkis))
@@ -58,15 +58,15 @@ def test_scan_of_a_key_finds_same_items(pair: Pair, key: bytes, pattern: bytes, 
 
 @given(pattern=generators.patterns)
 @checked(75)
-def test_patterns_match_the_same_keys(pair: Pair, pattern: bytes) -> None:
+def test_patterns_match_same_keys(pair: Pair, pattern: bytes) -> None:
     pair.check([[b"KEYS", pattern]])
 
 
-def test_a_scan_of_another_database_finds_nothing(pair: Pair) -> None:
+def test_scan_of_another_database_finds_nothing(pair: Pair) -> None:
     pair.check([[b"SELECT", b"1"], [b"SCAN", b"0"], [b"DBSIZE"], [b"KEYS", b"*"], [b"GET", b"plain"], [b"RANDOMKEY"]])
 
 
-def test_a_random_key_is_any_of_the_keys(pair: Pair, dataset: Dataset) -> None:
+def test_random_key_is_any_of_keys(pair: Pair, dataset: Dataset) -> None:
     replies = pair.replies_to([[b"RANDOMKEY"]] * 200)[1]
     found = {reply.value for reply in replies}
     assert found <= set(dataset.keys)

@@ -46,7 +46,7 @@ def is_connected(connection: Connection) -> bool:
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_client_kill_disconnects_the_same_clients_as_redis(pair: Pair, filters: str) -> None:
+def test_client_kill_disconnects_same_clients_as_redis(pair: Pair, filters: str) -> None:
     assert who_is_left(pair.sparkis, filters) == who_is_left(pair.redis, filters)
 
 

@@ -68,7 +68,7 @@ def test_changed_setting_is_shown_as_by_redis(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_an_entry_of_the_slow_log_has_redis_shape(pair: Pair, protocol: int) -> None:
+def test_entry_of_slow_log_has_redis_shape(pair: Pair, protocol: int) -> None:
     kept = []
     for server in (pair.redis, pair.sparkis):
         with measuring(server) as connection:
@@ -91,7 +91,7 @@ def _words(entry: Reply) -> list[bytes]:
 
 
 @pytest.mark.parametrize("greeting", [[], [[b"HELLO", b"3"]]])
-def test_a_histogram_has_redis_shape_and_steps(pair: Pair, greeting: list[Words]) -> None:
+def test_histogram_has_redis_shape_and_steps(pair: Pair, greeting: list[Words]) -> None:
     pipeline: list[Words] = [*greeting, *[[b"GET", b"plain"]] * 50, [b"LATENCY", b"HISTOGRAM", b"get", b"nope"]]
     theirs, ours = (replies[-1] for replies in pair.replies_to(pipeline))
     assert ours.type == theirs.type
@@ -144,7 +144,7 @@ def test_texts_for_people_are_texts_in_both_versions(pair: Pair) -> None:
     assert b"\nRedis ver. 7.4.0\n" in pair.replies_to([[b"LOLWUT", b"5"]])[1][0].value
 
 
-def test_monitors_see_the_same(pair: Pair) -> None:
+def test_lines_of_monitor_equal_redis(pair: Pair) -> None:
     seen = []
     pipeline: list[Words] = [
         *([b"MULTI"], [b"get", b"plain"], [b"CLIENT", b"ID"], [b"EXEC"], [b"SELECT", b"3"], [b"GET", b"x"]),
@@ -167,7 +167,7 @@ def test_monitors_see_the_same(pair: Pair) -> None:
     assert seen[1] == seen[0]
 
 
-def test_the_last_save_is_a_time(pair: Pair) -> None:
+def test_last_save_is_a_time(pair: Pair) -> None:
     (theirs,), (ours,) = pair.replies_to([[b"LASTSAVE"]])
     assert ours.type == theirs.type == ":"
     assert ours.value > 0

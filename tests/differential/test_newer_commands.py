@@ -81,12 +81,12 @@ ANSWERS: list[tuple[list[bytes], bytes]] = [
 
 
 @pytest.mark.parametrize(("words", "answer"), ANSWERS, ids=lambda part: repr(part) if isinstance(part, bytes) else None)
-def test_a_newer_command_is_answered_as_7_4_does(pair: Pair, words: list[bytes], answer: bytes) -> None:
+def test_newer_command_is_answered_as_7_4_does(pair: Pair, words: list[bytes], answer: bytes) -> None:
     for greeting in ([], [[b"HELLO", b"3"]]):
         assert pair.replies_to([*greeting, words])[1][-1].raw == answer + b"\r\n"
 
 
-def test_the_list_of_commands_names_subcommands(pair: Pair) -> None:
+def test_list_of_commands_names_subcommands(pair: Pair) -> None:
     listed = [reply.value for reply in pair.replies_to([[b"COMMAND", b"LIST"]])[1][0].value]
     everything = [each for one in command_table() for each in (one, *one.subcommands.values())]
     assert listed == [each.name.encode() for each in everything]

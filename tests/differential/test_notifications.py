@@ -174,7 +174,7 @@ class Listener:
 
 @pytest.mark.parametrize("greeting", ["", "3"], ids=["RESP2", "RESP3"])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_changes_of_an_epoch_have_the_notifications_of_redis(
+def test_changes_of_epoch_have_notifications_of_redis(
     job: Job, redis: Running, steps: Sequence[tuple[list[Change], list[str]]], greeting: str
 ) -> None:
     ours, theirs = Listener(job.server.port, greeting), Listener(redis.port, greeting)
@@ -213,7 +213,7 @@ def test_expired_key_is_notified_when_it_is_removed(job: Job, redis: Running) ->
     assert messages[0] == messages[1]
 
 
-def test_expired_field_is_notified_and_with_the_last_one_its_key(job: Job) -> None:
+def test_expired_field_is_notified_and_with_last_one_its_key(job: Job) -> None:
     ours = Listener(job.server.port, "")
     at_ms = soon_ms()
     job.publish([put("map", "brief", "1", "x", at_ms=at_ms), put("map", "brief", "1", "y", at_ms=at_ms)])
@@ -226,7 +226,7 @@ def test_expired_field_is_notified_and_with_the_last_one_its_key(job: Job) -> No
     ours.close()
 
 
-def test_keys_missing_from_a_replaced_state_are_notified_as_deleted(job: Job) -> None:
+def test_keys_missing_from_replaced_state_are_notified_as_deleted(job: Job) -> None:
     job.publish([put("text", "one", "1"), put("text", "two", "2"), put("text", "first", "1")])
     ours = Listener(job.server.port, "")
     job.publish([put("text", "two", "2"), put("text", "three", "3")], replaces=["text"])
@@ -264,7 +264,7 @@ def test_only_enabled_classes_are_notified(job: Job) -> None:
     ours.close()
 
 
-def test_channel_of_a_job_has_each_epoch_once_it_is_readable(job: Job) -> None:
+def test_channel_of_job_has_each_epoch_once_it_is_readable(job: Job) -> None:
     with Connection(job.server.port) as listener, Connection(job.server.port) as reader:
         listener.call("SUBSCRIBE", "__sparkis__:epoch:job")
         for number in range(5):
@@ -278,7 +278,7 @@ def test_channel_of_a_job_has_each_epoch_once_it_is_readable(job: Job) -> None:
         assert refused.value == b"ERR channels that begin with __sparkis__: are the server's own"
 
 
-def test_no_notification_precedes_the_readable_change(job: Job, tmp_path: Path) -> None:
+def test_no_notification_precedes_readable_change(job: Job, tmp_path: Path) -> None:
     with Connection(job.server.port) as listener, Connection(job.server.port) as reader:
         listener.call("SUBSCRIBE", "__keyspace@0__:job:ordered")
         for number in range(1, 30):

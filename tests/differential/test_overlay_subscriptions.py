@@ -74,7 +74,7 @@ def replies_through(
 
 @given(pipeline=st.lists(words(), min_size=1, max_size=30), cuts=CUTS, is_new=st.booleans())
 @checked(40)
-def test_subscriptions_through_an_overlay_are_those_of_the_upstream(
+def test_subscriptions_through_overlay_are_those_of_upstream(
     overlay: Overlay, pipeline: list[Words], cuts: list[int], is_new: bool
 ) -> None:
     """A client's own message comes before or after the reply to its PUBLISH, so messages are compared apart."""

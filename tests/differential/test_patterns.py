@@ -27,7 +27,7 @@ def patterns(chance: random.Random) -> list[bytes]:
     return [*ODD, *short, *long, b"*" + b"?" * (PATTERN_BYTES_MAX - 1)]
 
 
-def test_patterns_of_keys(redis_primary: Running) -> None:
+def test_patterns_of_keys_equal_redis(redis_primary: Running) -> None:
     chance = random.Random(16)
     ask, all_texts = redis_primary.connect().call, texts(chance)
     assert ask(b"SELECT", b"7").plain == b"OK"
@@ -45,7 +45,7 @@ def test_patterns_of_keys(redis_primary: Running) -> None:
     assert matched > PATTERNS // 4
 
 
-def test_patterns_of_settings_in_any_case(redis_primary: Running) -> None:
+def test_settings_are_found_by_patterns_in_any_case(redis_primary: Running) -> None:
     chance = random.Random(17)
     ask = redis_primary.connect().call
     names = ask(b"CONFIG", b"GET", b"*").plain[::2]

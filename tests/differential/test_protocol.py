@@ -126,7 +126,7 @@ def test_malformed_bytes_are_answered_as_by_redis(pair: Pair, data: bytes) -> No
 
 
 @pytest.mark.parametrize("data", HTTP, ids=repr)
-def test_http_request_of_a_web_page_ends_the_connection_as_at_redis(pair: Pair, data: bytes) -> None:
+def test_http_request_of_web_page_ends_connection_as_at_redis(pair: Pair, data: bytes) -> None:
     assert pair.check_bytes(data + AFTER) == b""
 
 
@@ -162,14 +162,14 @@ def test_requests_byte_by_byte_are_answered_as_by_redis(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("size", [64 * KIB - 8, 64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 64 * KIB + 2, 80 * KIB])
-def test_the_longest_inline_command_is_the_same(pair: Pair, size: int) -> None:
+def test_limit_of_inline_commands_equals_redis(pair: Pair, size: int) -> None:
     """Redis looks for the line's end in what it has read: so without one, the limit is exact."""
     pair.check_bytes(b"ECHO " + b"x" * (size - 5))
 
 
 @pytest.mark.parametrize("mark", [b"*", b"*1\r\n$"])
 @pytest.mark.parametrize("size", [64 * KIB - 1, 64 * KIB, 64 * KIB + 1, 64 * KIB + 2, 80 * KIB])
-def test_the_longest_number_is_the_same(pair: Pair, mark: bytes, size: int) -> None:
+def test_limit_of_numbers_equals_redis(pair: Pair, mark: bytes, size: int) -> None:
     pair.check_bytes(mark + b"1" * size)
 
 
@@ -182,7 +182,7 @@ def test_many_arguments_are_answered_as_by_redis(pair: Pair) -> None:
     pair.check([[b"EXISTS", *[b"plain"] * 20_000], [b"MGET", *[b"number", b"nope"] * 2_000], [b"ECHO", b"after"]])
 
 
-def test_a_long_pipeline_is_answered_in_order(pair: Pair) -> None:
+def test_long_pipeline_is_answered_in_order(pair: Pair) -> None:
     pair.check([[b"ECHO", b"%d" % number] for number in range(5_000)])
 
 

@@ -53,7 +53,7 @@ def test_unknown_subcommands_are_refused_as_by_redis(pair: Pair, arguments: list
 
 
 @pytest.mark.parametrize("greeting", [[], [[b"HELLO", b"3"]]])
-def test_writes_are_refused_as_a_read_only_replica_does(
+def test_writes_are_refused_as_read_only_replica_does(
     replica_pair: Pair, live_table: Table, greeting: list[Words]
 ) -> None:
     known = dict(rows(live_table))
@@ -66,7 +66,7 @@ def test_writes_are_refused_as_a_read_only_replica_does(
 
 
 @pytest.mark.parametrize("name", [name for name in WRITES if EXPECTED[name]["since"] > "7.0"])  # type: ignore[operator]
-def test_writes_that_are_newer_than_the_real_server_are_refused_too(pair: Pair, name: str) -> None:
+def test_writes_that_are_newer_than_real_server_are_refused_too(pair: Pair, name: str) -> None:
     (reply,) = pair.replies_to([request(name, abs(EXPECTED[name]["arity"]))])[1]  # type: ignore[arg-type]
     assert reply.raw == b"-READONLY You can't write against a read only replica.\r\n"
 
@@ -92,7 +92,7 @@ def test_commands_with_one_answer_equal_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 
 
-def test_wait_at_a_replica_is_an_error(replica_pair: Pair) -> None:
+def test_wait_at_replica_is_error(replica_pair: Pair) -> None:
     replica_pair.check_line("WAIT 0 0")
 
 

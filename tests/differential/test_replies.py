@@ -73,12 +73,12 @@ def test_every_served_command_is_compared() -> None:
 @pytest.mark.parametrize("name", generators.SHORT_REPLIES)
 @given(data=st.data())
 @checked(5)
-def test_a_command_is_answered_as_redis_answers_it(pair: Pair, name: str, data: st.DataObject) -> None:
+def test_command_is_answered_as_redis_answers_it(pair: Pair, name: str, data: st.DataObject) -> None:
     greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
     pair.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
 
 
 @given(pipeline=generators.pipelines)
 @checked(75)
-def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(pair: Pair, pipeline: list[Words]) -> None:
+def test_pipeline_of_any_commands_is_answered_as_redis_answers_it(pair: Pair, pipeline: list[Words]) -> None:
     pair.check(pipeline)

@@ -57,7 +57,7 @@ def through(
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @checked(3)
-def test_a_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
+def test_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
     greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
     through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
 
@@ -68,7 +68,7 @@ def test_keys_of_one_slot_are_answered_together(through: Pair, line: str) -> Non
 
 
 @pytest.mark.parametrize("line", ["SINTER set:one set:small", "ZUNION 2 zset:one zset:small", "LCS plain number"])
-def test_keys_of_several_slots_are_not(through: Pair, line: str) -> None:
+def test_unsplittable_request_with_keys_of_several_slots_is_crossslot(through: Pair, line: str) -> None:
     (reply,) = through.replies_to([line.encode().split()])[1]
     assert reply.raw == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
 
@@ -87,13 +87,13 @@ def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, optio
 
 
 @pytest.mark.parametrize("arguments", ["LIMIT 0 x", "NOPE", "BY", "LIMIT 1", "DESC LIMIT 0"])
-def test_mistake_in_a_sort_is_an_item_of_exec(through: Pair, arguments: str) -> None:
+def test_mistake_in_sort_is_item_of_exec(through: Pair, arguments: str) -> None:
     lines = ["MULTI", "GET plain", f"SORT_RO {{tag}}ids {arguments}", "GET number", "EXEC"]
     for greeting in ([], [[b"HELLO", b"3"]]):
         through.check([*greeting, *[line.encode().split(b" ") for line in lines]])
 
 
-def test_patterns_of_a_sort_that_are_refused_are_refused_within_exec(through: Pair) -> None:
+def test_patterns_of_sort_that_are_refused_are_refused_within_exec(through: Pair) -> None:
     lines = [b"MULTI", b"SORT_RO {tag}ids BY hash:*", b"GET number", b"EXEC"]
     *queued, (answer,) = [[reply] for reply in through.replies_to([line.split() for line in lines])[1]]
     assert [each[0].raw for each in queued] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
@@ -104,7 +104,7 @@ def test_patterns_of_a_sort_that_are_refused_are_refused_within_exec(through: Pa
 
 @given(pipeline=generators.pipelines)
 @checked(50)
-def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair, pipeline: list[Words]) -> None:
+def test_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair, pipeline: list[Words]) -> None:
     through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
 
 
@@ -158,6 +158,6 @@ def test_transactions_in_any_order_equal_redis(through: Pair, lines: list[str], 
 
 
 @pytest.mark.parametrize("count", [b"1", b"7", b"5000"])
-def test_a_scan_finds_each_key_once(through: Pair, dataset: Dataset, count: bytes) -> None:
+def test_scan_finds_each_key_once(through: Pair, dataset: Dataset, count: bytes) -> None:
     with through.sparkis.connect() as connection:
         assert sorted(scanned(connection, "COUNT", count)) == sorted(dataset.keys)

@@ -180,7 +180,7 @@ def test_client_of_resp2_without_redirect_gets_no_invalidation(both: Both) -> No
     assert both.received("x") == []
 
 
-def test_optin_and_optout_choose_the_tracked_keys(both: Both) -> None:
+def test_optin_and_optout_choose_tracked_keys(both: Both) -> None:
     both.say(
         "in", "HELLO 3", "CLIENT TRACKING ON OPTIN", "GET job:s:a", "CLIENT CACHING YES", "GET job:s:b", "GET job:s:c"
     )
@@ -202,7 +202,7 @@ def test_optin_and_optout_choose_the_tracked_keys(both: Both) -> None:
 
 
 @pytest.mark.parametrize("words", [" PREFIX job:s:", " PREFIX job:s:a PREFIX job:s:b NOLOOP", " PREFIX job:s:ab"])
-def test_broadcast_invalidates_keys_with_a_prefix_in_one_frame(both: Both, words: str) -> None:
+def test_broadcast_invalidates_keys_with_prefix_in_one_frame(both: Both, words: str) -> None:
     both.say("x", "HELLO 3", f"CLIENT TRACKING ON BCAST{words}")
     for _ in range(2):
         both.change("job:s:b", "job:s:a", "job:s:ab")
@@ -228,7 +228,7 @@ def test_redirect_sends_invalidations_to_another_client(both: Both, greeting: st
     assert len(both.received("told")) == 1
 
 
-def test_redirect_to_a_lost_client_is_reported(both: Both) -> None:
+def test_redirect_to_lost_client_is_reported(both: Both) -> None:
     both.say("told", "HELLO 3")
     both.say("x", "HELLO 3", "CLIENT TRACKING ON REDIRECT @told", "GET job:s:a")
     both.close("told")

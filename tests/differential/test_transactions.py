@@ -129,7 +129,7 @@ def test_transactions_in_any_order_equal_redis(pair: Pair, lines: list[str]) -> 
     ids="; ".join,
 )
 @pytest.mark.parametrize("greeting", GREETINGS, ids=["RESP2", "RESP3"])
-def test_writes_are_refused_as_a_read_only_replica_does(
+def test_writes_are_refused_as_read_only_replica_does(
     replica_pair: Pair, lines: list[str], greeting: list[str]
 ) -> None:
     replica_pair.check(words(greeting + lines))
@@ -145,7 +145,7 @@ def test_writes_are_refused_as_a_read_only_replica_does(
     ],
     ids="; ".join,
 )
-def test_unauthenticated_client_gets_the_replies_of_redis(locked_pair: Pair, lines: list[str]) -> None:
+def test_unauthenticated_client_gets_replies_of_redis(locked_pair: Pair, lines: list[str]) -> None:
     locked_pair.check(words(lines))
 
 

@@ -133,7 +133,7 @@ def without_commands(fields: dict[bytes, Any]) -> dict[bytes, Any]:
 
 @settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=rules, second=rules, asked=asked)
-def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
+def test_rules_are_taken_shown_and_obeyed_as_by_real_server(
     both: Both, first: Sequence[bytes], second: Sequence[bytes], asked: Sequence[tuple[Sequence[bytes], bytes, bytes]]
 ) -> None:
     both.call(b"ACL", b"SETUSER", USER, b"reset")
@@ -155,7 +155,7 @@ def test_rules_are_taken_shown_and_obeyed_as_by_a_real_server(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(given_rules=rules)
-def test_shown_rules_of_a_user_make_the_same_user(given_rules: Sequence[bytes]) -> None:
+def test_shown_rules_of_user_make_same_user(given_rules: Sequence[bytes]) -> None:
     user = User(b"u", TABLE)
     for rule in given_rules:
         try:
@@ -177,20 +177,20 @@ ABOUT_USERS = """
 
 
 @pytest.mark.parametrize("line", [each.strip().encode() for each in ABOUT_USERS.strip().replace("\n", ";").split(";")])
-def test_commands_about_users_answer_as_a_real_server(both: Both, line: bytes) -> None:
+def test_commands_about_users_answer_as_real_server(both: Both, line: bytes) -> None:
     both.call(b"ACL", b"DELUSER", USER, COPY)
     theirs, ours = both.call(*line.split())
     assert ours.raw == theirs.raw
 
 
 @pytest.mark.parametrize("bits", [1, 3, 4, 5, 8, 255, 256, 4096])
-def test_passwords_are_as_long_as_those_of_a_real_server(both: Both, bits: int) -> None:
+def test_passwords_are_as_long_as_those_of_real_server(both: Both, bits: int) -> None:
     theirs, ours = both.call(b"ACL", b"GENPASS", b"%d" % bits)
     assert len(ours.value) == len(theirs.value)
     assert set(ours.value) <= set(string.hexdigits.lower().encode())
 
 
-def test_a_default_user_is_shown_as_a_real_servers(both: Both) -> None:
+def test_default_user_is_shown_as_real_servers(both: Both) -> None:
     theirs, ours = both.call(b"ACL", b"GETUSER", DEFAULT_USER)
     assert rights_of(ours)[b"flags"] == [b"nopass", b"on", b"sanitize-payload"]  # the last one since 7.2
     assert rights_of(ours) | {b"flags": []} == rights_of(theirs) | {b"flags": []}
@@ -206,7 +206,7 @@ DENIED = [
 ]
 
 
-def test_denials_have_the_order_and_the_log_of_redis(both: Both, pair: Pair) -> None:
+def test_denials_have_order_and_log_of_redis(both: Both, pair: Pair) -> None:
     both.call(b"ACL", b"LOG", b"RESET")
     both.call(b"ACL", b"SETUSER", USER, b"reset", b"on", b">pass", b"+mget", b"+multi", b"+exec", b"~b:*")
     with pair.redis.connect() as redis, pair.sparkis.connect() as sparkis:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
+def test_five_sensors_by_redis_py_and_by_redis_cli_while_job_runs():
     job = subprocess.Popen(
         command("dashboard", "--rounds", "0"),
         stdout=subprocess.PIPE,
@@ -44,7 +44,7 @@ def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
         job.communicate(timeout=WAIT_S_MAX)
 
 
-def test_a_server_that_is_not_there_is_one_line():
+def test_missing_server_is_one_line():
     asked = command("dashboard", "--url", "redis://127.0.0.1:1", "--rounds", "1")
     done = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S_MAX, env=environment(), check=False)
     assert done.returncode == 1

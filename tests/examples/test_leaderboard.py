@@ -26,7 +26,7 @@ class Frontend(NotebookClient):
 
 
 @pytest.mark.slow
-def test_the_notebook_draws_a_leaderboard_that_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_draws_leaderboard_that_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(MPLCONFIGDIR=str(tmp_path), TMPDIR=str(tmp_path)).items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(ROOT / "examples" / "leaderboard.ipynb", as_version=4)

@@ -21,18 +21,18 @@ def check_story(lines: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_example_shows_the_swap_to_its_end_and_deletes_old_copies() -> None:
+def test_example_shows_swap_to_its_end_and_deletes_old_copies() -> None:
     lines = run("swap")
     check_story(lines)
     assert "5 copies deleted." in lines
 
 
 @pytest.mark.slow
-def test_the_way_back_leads_to_the_copies_again() -> None:
+def test_way_back_leads_to_copies_again() -> None:
     lines = run("swap", "--back")
     check_story(lines)
     assert "the way back: the copy has caught up, and the app has its old address" in lines
 
 
-def test_its_help_needs_no_spark() -> None:
+def test_help_of_swap_needs_no_spark() -> None:
     assert "redis" in " ".join(run("swap", "--help", JAVA_HOME="/nowhere")).lower()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.slow
-def test_its_reader_sees_the_alert_and_that_a_silent_sensor_is_forgotten():
+def test_reader_sees_alert_and_that_silent_sensor_is_removed():
     # The processor's clock is the machine's, what is read is UTC.
     lines = run("temperature_alert", TZ="America/New_York")
     assert "redis-cli -p" in lines[1]
@@ -24,5 +24,5 @@ def test_its_reader_sees_the_alert_and_that_a_silent_sensor_is_forgotten():
     ]
 
 
-def test_its_help_needs_no_spark():
+def test_help_of_swap_needs_no_spark():
     assert "queryable_processor" in " ".join(run("temperature_alert", "--help", JAVA_HOME="/nowhere"))

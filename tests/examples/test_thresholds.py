@@ -17,7 +17,7 @@ SENSORS = ("s1", "s2")
 
 
 @pytest.mark.slow
-def test_the_breaches_of_both_tables_are_counted_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_breaches_of_both_tables_are_counted_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines = run("thresholds", "--sensors", str(len(SENSORS)), "--readings", str(READINGS))
     shown = iter(line for line in lines if not line.startswith("redis-cli "))
     assert len(lines) == 2 * (1 + len(SENSORS) + 1)

@@ -136,7 +136,7 @@ class Shell:
 
 
 @pytest.mark.slow
-def test_page_shows_the_output_of_its_commands(tmp_path: Path) -> None:
+def test_page_shows_output_of_its_commands(tmp_path: Path) -> None:
     # FAKETTY: redis-cli prints as it does on a terminal.
     shell = Shell(tmp_path, environment(XDG_CACHE_HOME=str(tmp_path / "cache"), FAKETTY="1", TMPDIR=str(tmp_path)))
     try:
@@ -149,7 +149,7 @@ def test_page_shows_the_output_of_its_commands(tmp_path: Path) -> None:
         shell.end()
 
 
-def test_the_packages_of_a_server_are_those_that_it_depends_on() -> None:
+def test_packages_of_server_are_those_that_it_depends_on() -> None:
     [light, _] = re.findall(r"^Successfully installed (.*)$", INSTALL, re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.match(r"[\w-]+", each)[0] for each in [*project["dependencies"], project["name"]]}  # type: ignore[index]
@@ -157,7 +157,7 @@ def test_the_packages_of_a_server_are_those_that_it_depends_on() -> None:
 
 
 @pytest.mark.slow
-def test_installation_has_the_shown_output(tmp_path: Path) -> None:
+def test_installation_has_shown_output(tmp_path: Path) -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL"))}
     shell = Shell(tmp_path, bare | {"HOME": str(tmp_path), "PIP_DISABLE_PIP_VERSION_CHECK": "1"})
     clone, *rest = steps(INSTALL)

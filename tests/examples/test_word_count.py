@@ -21,7 +21,7 @@ On and on and on.
 
 
 @pytest.mark.slow
-def test_after_each_paragraph_it_reads_the_words_that_were_counted_most(tmp_path: Path):
+def test_reader_sees_most_counted_words_after_each_paragraph(tmp_path: Path):
     book = tmp_path / "book.txt"
     book.write_text(TEXT)
     first, *lines = run("word_count", "--text", str(book), "--top", "6")
@@ -35,5 +35,5 @@ def test_after_each_paragraph_it_reads_the_words_that_were_counted_most(tmp_path
     assert lines == expected
 
 
-def test_its_help_needs_no_spark():
+def test_help_of_swap_needs_no_spark():
     assert "redis" in " ".join(run("word_count", "--help", JAVA_HOME="/nowhere")).lower()

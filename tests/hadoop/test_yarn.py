@@ -62,7 +62,7 @@ def test_killed_container_is_replaced_with_its_server_while_its_keys_are_read(cl
         spark.stop()
 
 
-def test_application_that_is_killed_leaves_no_process(cluster: Yarn, tmp_path: Path) -> None:
+def test_killed_application_leaves_no_process(cluster: Yarn, tmp_path: Path) -> None:
     program = tmp_path / "driver.py"
     program.write_text(DRIVER)
     driver = {

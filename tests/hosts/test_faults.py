@@ -17,14 +17,14 @@ from tests.hosts.two_keys import (
 __all__ = ["FAULTS"]
 
 
-def test_no_reply_is_wrong_while_a_fault_lasts_and_all_keys_are_current_after_it(scene: Scene, fault: Fault) -> None:
+def test_no_reply_is_wrong_while_fault_lasts_and_all_keys_are_current_after_it(scene: Scene, fault: Fault) -> None:
     window = scene.run(fault)
     assert not window.wrong, (window.wrong, scene.output())
     assert not scene.upstream.wrongs, scene.upstream.wrongs[:3]
     assert window.reads
 
 
-def test_reads_in_flight_at_a_master_that_is_cut_off_are_answered_by_the_replica(scene: Scene) -> None:
+def test_reads_in_flight_at_master_that_is_cut_off_are_answered_by_replica(scene: Scene) -> None:
     world = scene.world
     world.start_proxy(2, "--log", world.root, *PATIENT)
     with world.client.network(), world.connect("proxy2", PATIENT_CLIENT_S) as client:

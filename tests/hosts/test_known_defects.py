@@ -54,7 +54,7 @@ def world(shared: World) -> Iterator[World]:
     shared.end("proxy0")
 
 
-def test_a_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log(world: World) -> None:
+def test_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log(world: World) -> None:
     other = world.folder / "other"
     with LogWriter(other, JOB, STATES) as writer:
         writer.publish(changes(1000))
@@ -73,7 +73,7 @@ def test_a_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log
     world.end(foreign)
 
 
-def test_stale_keys_of_two_shards_are_read_when_the_storage_is_away_and_they_stopped_an_epoch_apart(
+def test_stale_keys_of_two_shards_are_read_when_storage_is_away_and_they_stopped_epoch_apart(
     world: World,
 ) -> None:
     world.start_proxy(0)
@@ -98,7 +98,7 @@ def test_stale_keys_of_two_shards_are_read_when_the_storage_is_away_and_they_sto
         assert {behind, ahead} == {"server0", "server1"}
 
 
-def test_a_host_that_drops_packets_costs_keys_of_other_hosts_nothing(world: World) -> None:
+def test_host_that_drops_packets_delays_no_keys_of_other_hosts(world: World) -> None:
     away, here = owner_of(world, HIGH), owner_of(world, LOW)
     assert away != here
     # Nothing moves to the other host: the registry does not see that this one is away from the proxy.
@@ -117,7 +117,7 @@ def test_a_host_that_drops_packets_costs_keys_of_other_hosts_nothing(world: Worl
         wait_for_epoch(client, 0)
 
 
-def test_transactions_over_two_shards_do_not_fail_while_the_registry_is_away_and_nothing_is_announced(
+def test_transactions_over_two_shards_do_not_fail_while_registry_is_away_and_nothing_is_announced(
     world: World,
 ) -> None:
     world.start_proxy(0, "--log", world.root, *PATIENT)
@@ -133,7 +133,7 @@ def test_transactions_over_two_shards_do_not_fail_while_the_registry_is_away_and
             newest = epochs[0]
 
 
-def test_a_proxy_that_knows_only_a_registry_comes_back_after_a_half_open_connection_to_it(world: World) -> None:
+def test_proxy_that_knows_only_registry_comes_back_after_half_open_connection_to_it(world: World) -> None:
     registry = world.network.hosts["registry"]
     world.start_proxy(0, "--registry", f"{registry.address}:{REGISTRY_PORT}")
     with world.connect() as client:

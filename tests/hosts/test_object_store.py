@@ -9,7 +9,7 @@ from tests.hosts.scene import Scene
 __all__ = ["FAULTS"]
 
 
-def test_no_reply_is_wrong_while_the_logs_store_is_away_and_all_keys_are_current_after_it(
+def test_no_reply_is_wrong_while_logs_store_is_away_and_all_keys_are_current_after_it(
     scene: Scene, fault: Fault
 ) -> None:
     window = scene.run(fault)

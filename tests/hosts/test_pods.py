@@ -93,7 +93,7 @@ class Pods:
         return "\n".join(each.output[-1500:] for each in self.running.values())
 
 
-def test_pods_of_a_cluster_start_in_any_order_and_a_state_server_is_a_replica_at_a_new_address(tmp_path: Path) -> None:
+def test_pods_of_cluster_start_in_any_order_and_state_server_is_replica_at_new_address(tmp_path: Path) -> None:
     with Network(tmp_path) as network, network.host("client").network():
         pods = Pods(network, tmp_path)
         write_log(pods.log, "job", [value_state("s")], [put_value("s", KEY.encode(), VALUE)])

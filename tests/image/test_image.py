@@ -27,7 +27,7 @@ def replies(podman: Engine, *requests: bytes) -> bytes:
     return b""  # the port is published before the server listens
 
 
-def test_container_serves_a_log_is_healthy_and_ends_at_sigterm(tmp_path: Path) -> None:
+def test_container_serves_log_is_healthy_and_ends_at_sigterm(tmp_path: Path) -> None:
     log = tmp_path / "log"
     write_log(log, "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
     for folder in (tmp_path, *tmp_path.parents[:2]):
@@ -53,7 +53,7 @@ def test_container_serves_a_log_is_healthy_and_ends_at_sigterm(tmp_path: Path) -
         assert "ended" in started.podman("logs", NAME)
 
 
-def test_image_size_is_that_of_the_page() -> None:
+def test_image_size_is_that_of_page() -> None:
     whole, added = _megabytes(ROOT), _megabytes(ROOT / "opt" / "sparkis")
     assert (whole < IMAGE_MB_MAX, added < ADDED_MB_MAX) == (True, True), (
         f"{whole:.0f} MB, of which {added:.0f} MB added"

@@ -18,7 +18,7 @@ from tests.kafka.messages import wait_until_read
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
-def test_new_checkpoint_is_held_back_until_its_named_sources_have_passed_the_old_offsets(
+def test_new_checkpoint_is_held_back_until_its_named_sources_have_passed_old_offsets(
     spark: SparkSession, kafka: Broker, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kafka.create("visits", 2)

@@ -25,7 +25,7 @@ PYTHON = Path(sys.prefix) / f"spark-{VERSION}" / "bin" / "python"
 KEPT = EXPORT.replace('"--', f'"--conf spark.jars.ivy={BUILD / "ivy"} --', 1)
 
 
-def test_packages_of_the_tested_version_are_found() -> None:
+def test_packages_of_tested_version_are_found() -> None:
     assert PRINTED_VERSION in EXPORT
     command = KEPT.replace(PRINTED_VERSION, VERSION)
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
@@ -40,7 +40,7 @@ def test_packages_of_the_tested_version_are_found() -> None:
     assert done.stdout.splitlines()[-1].startswith("['key', 'value', 'topic', 'partition', 'offset', 'timestamp'")
 
 
-def test_page_runs_as_printed_where_pyspark_has_the_version_of_the_package(kafka: Broker, tmp_path: Path) -> None:
+def test_page_runs_as_printed_where_pyspark_has_version_of_package(kafka: Broker, tmp_path: Path) -> None:
     assert PYTHON.exists(), "make test-kafka makes it"
     kafka.create("orders")
     port = free_port()

@@ -25,7 +25,7 @@ from tests.kafka.page import PAGE, job_of, produce, wait_for_reads
 KEYS = 60
 
 
-def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
+def test_page_has_shown_output(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
     kafka.create("orders")
     port = free_port()
     job, waits, rest = job_of(kafka, port, tmp_path).partition("query.awaitTermination()")
@@ -45,7 +45,7 @@ def test_page_has_the_shown_output(spark: SparkSession, kafka: Broker, tmp_path:
         kafka.delete("orders")
 
 
-def test_a_table_has_the_newest_values_after_partitions_were_added(
+def test_table_has_newest_values_after_partitions_were_added(
     spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
 ) -> None:
     """Many keys have newer values in another partition, at smaller offsets; a running query and a new one have them."""

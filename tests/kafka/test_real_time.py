@@ -99,7 +99,7 @@ def test_readers_see_whole_batches_despite_kills_of_query_and_attachment(kafka: 
     assert places == sorted(places) and len(places) > ROUNDS
 
 
-def test_rows_that_a_jvm_writer_got_up_to_a_commit_are_the_state_at_the_commit(kafka: Broker, tmp_path: Path) -> None:
+def test_rows_that_jvm_writer_got_up_to_commit_are_state_at_commit(kafka: Broker, tmp_path: Path) -> None:
     topic, receiver = "real-time-rows", RowReceiver()
     kafka.create(topic, PARTITIONS)
     checkpoint = tmp_path / "checkpoints" / ATTACHED

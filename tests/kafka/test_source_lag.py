@@ -63,7 +63,7 @@ def behind(kafka: Broker, topic: str, query: StreamingQuery) -> tuple[int, dict[
 
 
 @pytest.mark.parametrize(("kind", "is_named"), [("sink", False), ("sink", True), ("attached", False)])
-def test_lag_equals_that_of_a_consumer_also_after_partitions_were_added(
+def test_lag_equals_that_of_consumer_also_after_partitions_were_added(
     kind: str, is_named: bool, spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
 ) -> None:
     topic = f"lag-{kind}-{is_named}".lower()
@@ -92,7 +92,7 @@ def test_lag_equals_that_of_a_consumer_also_after_partitions_were_added(
         eventually(lambda: lag_and_offsets(client, topic), lambda found: found == (0, dict.fromkeys(expected[1], 0)))
 
 
-def test_time_of_the_lag_goes_on_while_a_query_waits_for_more_messages(
+def test_time_of_lag_goes_on_while_query_waits_for_more_messages(
     spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
 ) -> None:
     kafka.create("lag-waiting")

@@ -36,9 +36,7 @@ def replicas_of(manifest: Path) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_api_server_takes_a_manifest_and_its_pods_are_admitted(
-    api_server: ApiServer, namespace: str, name: str
-) -> None:
+def test_api_server_takes_manifest_and_its_pods_are_admitted(api_server: ApiServer, namespace: str, name: str) -> None:
     objects = [each for each in yaml.safe_load_all((FOLDER / name).read_text()) if each]
     done = api_server.kubectl("apply", "--validate=strict", "--namespace", namespace, "--filename", FOLDER / name)
     assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr

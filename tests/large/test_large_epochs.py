@@ -29,7 +29,9 @@ def put(number: int, value: bytes) -> Change:
     return Change("v", Op.PUT, key(number), None, value)
 
 
-def test_an_epoch_of_five_million_changes(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+def test_epoch_of_five_million_changes_is_applied(
+    tmp_path: Path, report: Any, serve_measured: Callable[..., Any]
+) -> None:
     log = tmp_path / "log"
     (tmp_path / "keys").write_bytes(b"\n".join(key(number) for number in range(KEPT)))
     with LogWriter(log, "job", STATES) as writer:

@@ -31,7 +31,7 @@ def put(number: int, value: bytes, expire_at_ms: int | None = None, key: bytes =
     return Change("m", Op.PUT, key, name(number), value, expire_at_ms)
 
 
-def test_a_map_of_a_million_fields(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+def test_map_of_a_million_fields(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
     log = tmp_path / "log"
     fields = {name(number): b"value %d" % number for number in range(FIELDS)}
     with LogWriter(log, "job", STATES) as writer:

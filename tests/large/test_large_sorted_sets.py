@@ -66,7 +66,7 @@ class Nodes:
         return answer
 
 
-def test_a_sorted_set_of_a_million_members(tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorted_set_of_a_million_members_is_read(tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     nodes = Nodes(monkeypatch)
 

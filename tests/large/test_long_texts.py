@@ -24,7 +24,7 @@ FIELD = b"f" * KEY_BYTES_MAX
 SHORT = [b"job:v:%d" % number for number in range(1000)]
 
 
-def test_a_value_of_64_mib(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+def test_value_of_64_mib_is_written_and_read(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
     log = tmp_path / "log"
     value = os.urandom(VALUE_BYTES_MAX - 7) + b"the end"
     (tmp_path / "keys").write_bytes(b"\n".join(SHORT))

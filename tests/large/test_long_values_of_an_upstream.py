@@ -20,7 +20,7 @@ pytestmark = pytest.mark.large
 PIECE = bytes(range(256)) * 4096
 
 
-def test_a_value_of_512_mb(tmp_path: Path, report: Any) -> None:
+def test_value_of_512_mb_passes_through_proxy(tmp_path: Path, report: Any) -> None:
     with ExitStack() as stack:
         overlay = Overlay(tmp_path, stack)
         writer, reader = Peer(overlay.proxy.port), Peer(overlay.proxy.port)

@@ -32,7 +32,7 @@ def key(number: int) -> bytes:
     return b"job:v:%08d" % number
 
 
-def test_ten_million_keys(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+def test_ten_million_keys_are_read(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
     log = tmp_path / "log"
     with LogWriter(log, "job", STATES) as writer:
         with report.timed("written to the log", KEYS):

@@ -33,7 +33,7 @@ def most_bytes_of(process: int) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
-def test_a_whole_state_of_ten_million_keys_is_read_in_bounded_memory(tmp_path: Path, report: Any) -> None:
+def test_whole_state_of_ten_million_keys_is_read_in_bounded_memory(tmp_path: Path, report: Any) -> None:
     checkpoint = WrittenCheckpoint(tmp_path / "checkpoint", PARTITIONS)
     checkpoint.plan(0)
     checkpoint.write_snapshot(0, KEYS)

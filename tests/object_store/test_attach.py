@@ -78,7 +78,7 @@ def make(own_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 @pytest.mark.parametrize("job", ["hdfs-window", "rocksdb-snapshots", "format2-join", "transform"])
-def test_a_checkpoint_in_a_bucket_is_followed(make: Callable[[str], Bucket], job: str, tmp_path: Path) -> None:
+def test_checkpoint_in_bucket_is_followed(make: Callable[[str], Bucket], job: str, tmp_path: Path) -> None:
     bucket, log = make(job), tmp_path / "log"
     bucket.commit(0)
     with following(bucket.address, log, coalesced(bucket.local)) as attached:
@@ -91,7 +91,7 @@ def test_a_checkpoint_in_a_bucket_is_followed(make: Callable[[str], Bucket], job
 
 
 @pytest.mark.s3
-def test_flows_below_a_storage_in_a_bucket_are_found_by_a_request_for_each_folder(
+def test_flows_below_storage_in_bucket_are_found_by_request_for_each_folder(
     make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path
 ) -> None:
     bucket, log = make("hdfs-window"), tmp_path / "log"
@@ -130,7 +130,7 @@ def test_lost_answers_are_asked_again(
     assert values_in_log(log) == in_spark(bucket.local, 3)
 
 
-def test_purged_batches_and_a_set_back_are_read_as_a_whole(make: Callable[[str], Bucket], tmp_path: Path) -> None:
+def test_purged_batches_and_set_back_are_read_whole(make: Callable[[str], Bucket], tmp_path: Path) -> None:
     bucket, log = make("hdfs-window"), tmp_path / "log"
     bucket.commit(0)
     with following(bucket.address, log) as attached:

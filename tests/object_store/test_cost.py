@@ -45,7 +45,7 @@ def a_month(cost: Counter[str]) -> float:
         pytest.param(10, False, 7.0, id="an epoch every ten seconds, found by looking", marks=pytest.mark.slow),
     ],
 )
-def test_a_month_costs_little(
+def test_requests_of_month_cost_little(
     proxy: FaultyProxy,
     root: str,
     tmp_path: Path,

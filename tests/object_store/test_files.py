@@ -44,7 +44,7 @@ def uploads(proxy: FaultyProxy) -> int:
         return answer.read().count(b"<UploadId>")
 
 
-def test_of_writers_that_race_for_a_name_one_wins(root: str, filesystem: Filesystem) -> None:
+def test_one_of_writers_racing_for_name_wins(root: str, filesystem: Filesystem) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, root, str(number)],
@@ -73,7 +73,7 @@ def test_of_writers_that_race_for_a_name_one_wins(root: str, filesystem: Filesys
             racer.wait()
 
 
-def test_a_small_file_is_one_put(proxy: FaultyProxy, filesystem: Filesystem) -> None:
+def test_small_file_is_one_put(proxy: FaultyProxy, filesystem: Filesystem) -> None:
     proxy.taken()
     assert filesystem.create("a", b"one")
     assert methods(proxy) == {"PUT": 1}
@@ -109,7 +109,7 @@ def test_each_file_operation_is_one_request(proxy: FaultyProxy, filesystem: File
     assert filesystem.names("a") == ["c"]
 
 
-def test_a_folder_is_removed_with_all_in_it_and_not_its_neighbour(filesystem: Filesystem) -> None:
+def test_folder_is_removed_with_all_in_it_and_not_its_neighbour(filesystem: Filesystem) -> None:
     for path in ("job/q1/epochs/1.json", "job/q1/job.json", "job/q10/job.json", "job/q1.json"):
         filesystem.create(path, b"")
     filesystem.remove("job/q1")
@@ -119,12 +119,12 @@ def test_a_folder_is_removed_with_all_in_it_and_not_its_neighbour(filesystem: Fi
     assert filesystem.names("job") == ["q10"]
 
 
-def test_a_copy_of_a_missing_file_is_none(filesystem: Filesystem) -> None:
+def test_copy_of_missing_file_is_none(filesystem: Filesystem) -> None:
     assert not filesystem.copy("nothing", "a")
     assert filesystem.read("a") is None
 
 
-def test_a_large_file_is_seen_as_a_whole(filesystem: Filesystem) -> None:
+def test_large_file_is_seen_whole(filesystem: Filesystem) -> None:
     chunk = bytes(range(256)) * (PART_BYTES >> 9)
     with filesystem.open_new("large") as file:
         for _ in range(5):
@@ -134,7 +134,7 @@ def test_a_large_file_is_seen_as_a_whole(filesystem: Filesystem) -> None:
 
 
 @pytest.mark.s3
-def test_a_large_file_goes_in_parts(proxy: FaultyProxy, filesystem: Filesystem) -> None:
+def test_large_file_goes_in_parts(proxy: FaultyProxy, filesystem: Filesystem) -> None:
     proxy.taken()
     with filesystem.open_new("large") as file:
         for _ in range(5):
@@ -145,7 +145,7 @@ def test_a_large_file_goes_in_parts(proxy: FaultyProxy, filesystem: Filesystem) 
 
 @pytest.mark.s3
 @pytest.mark.parametrize("chunks", [1, 5])
-def test_a_file_of_a_task_that_failed_is_not_there(proxy: FaultyProxy, filesystem: Filesystem, chunks: int) -> None:
+def test_file_of_task_that_failed_is_not_there(proxy: FaultyProxy, filesystem: Filesystem, chunks: int) -> None:
     before = uploads(proxy)
     with pytest.raises(ZeroDivisionError), filesystem.open_new("large") as file:
         for _ in range(chunks):
@@ -181,7 +181,9 @@ def test_unanswered_create_is_known_again(proxy: FaultyProxy, filesystem: Filesy
 
 
 @pytest.mark.parametrize("kind", ["cut", "lose", "500", "late"])
-def test_a_create_that_loses_loses_on_a_bad_network_too(proxy: FaultyProxy, filesystem: Filesystem, kind: Kind) -> None:
+def test_lost_race_to_create_file_is_lost_on_bad_network_too(
+    proxy: FaultyProxy, filesystem: Filesystem, kind: Kind
+) -> None:
     assert filesystem.create("a.json", b"one")
     proxy.fail(kind, "PUT", "a.json")
     proxy.fail(kind, "GET", "a.json")
@@ -200,7 +202,7 @@ def test_everything_else_is_tried_again(proxy: FaultyProxy, filesystem: Filesyst
     assert filesystem.read("a/b") is None
 
 
-def test_mute_store_is_an_error_with_its_name(proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mute_store_is_error_with_its_name(proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_PAUSES_S", ())
     filesystem = open_filesystem(root)
@@ -220,7 +222,7 @@ def test_mute_store_is_an_error_with_its_name(proxy: FaultyProxy, root: str, mon
             doing()
 
 
-def test_a_bucket_that_is_not_there_is_no_empty_log(own_folder: str) -> None:
+def test_missing_bucket_is_not_empty_log(own_folder: str) -> None:
     filesystem = open_filesystem(own_folder.replace(BUCKET, f"no-such-bucket-{uuid.uuid4().hex}"))
     for doing in (
         lambda: filesystem.read("a"),
@@ -231,16 +233,14 @@ def test_a_bucket_that_is_not_there_is_no_empty_log(own_folder: str) -> None:
             doing()
 
 
-def test_a_log_that_can_be_written_is_left_as_it_was(proxy: FaultyProxy, root: str, filesystem: Filesystem) -> None:
+def test_log_that_can_be_written_is_left_as_it_was(proxy: FaultyProxy, root: str, filesystem: Filesystem) -> None:
     check_writable(root)
     assert filesystem.names("") == []
 
 
 @pytest.mark.s3  # Azure's signature is of this header, too
 @pytest.mark.parametrize("is_sink", [True, False])
-def test_a_store_that_ignores_the_condition_of_a_put_is_found_out(
-    proxy: FaultyProxy, own_folder: str, is_sink: bool
-) -> None:
+def test_store_that_ignores_condition_of_put_is_found_out(proxy: FaultyProxy, own_folder: str, is_sink: bool) -> None:
     proxy.drop_header = b"if-none-match"
     with pytest.raises(LogUnavailableError, match="ignores the condition of a PUT"):
         if is_sink:

@@ -62,7 +62,7 @@ def followed(root: str, tmp_path: Path) -> Iterator[Followed]:
     followed.applier.close()
 
 
-def test_a_log_is_written_read_compacted_and_collected(root: str, tmp_path: Path) -> None:
+def test_log_is_written_read_compacted_and_collected(root: str, tmp_path: Path) -> None:
     writer = writer_of(root)
     for turn in range(5):
         writer.publish([one(key) for key in range(turn + 1)], clock_ms=turn)
@@ -86,7 +86,7 @@ def test_a_log_is_written_read_compacted_and_collected(root: str, tmp_path: Path
     followed.applier.close()
 
 
-def test_an_epoch_that_was_acknowledged_is_never_overwritten(root: str) -> None:
+def test_acknowledged_epoch_is_never_overwritten(root: str) -> None:
     racer = """
 import sys
 from state_backend.model.errors import LogError
@@ -141,7 +141,7 @@ for line in sys.stdin:
             racer_process.wait()
 
 
-def test_the_older_writer_is_fenced(root: str) -> None:
+def test_older_writer_is_fenced(root: str) -> None:
     older = writer_of(root)
     older.publish([one(0)])
     writer_of(root).publish([one(0)])
@@ -151,7 +151,7 @@ def test_the_older_writer_is_fenced(root: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))])
-def test_nothing_is_lost_or_doubled_on_a_bad_network(
+def test_no_epoch_is_lost_or_doubled_on_bad_network(
     proxy: FaultyProxy, root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """What Spark does is done here: a batch that failed is run again, by a new writer, with the same number."""
@@ -243,7 +243,7 @@ def test_epoch_is_few_requests(
 
 
 @pytest.mark.parametrize("has_heartbeat", [True, False])
-def test_a_look_that_finds_nothing_is_one_get(
+def test_look_that_finds_nothing_is_one_get(
     monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, followed: Followed, has_heartbeat: bool
 ) -> None:
     now_s = 0.0
@@ -338,7 +338,7 @@ def test_next_writers_epoch_is_found_unannounced(
     assert followed.counts() == {b"job:count:0": 4}
 
 
-def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, root: str) -> None:
+def test_heartbeats_are_rare_and_end_is_written_at_once(proxy: FaultyProxy, root: str) -> None:
     writer = writer_of(root, sends_heartbeats=False)
     proxy.taken()
     for _ in range(15):
@@ -349,7 +349,7 @@ def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, 
     assert ChangeLog(root).job("job").heartbeat()["is_running"] is False
 
 
-def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: str) -> None:
+def test_writer_is_stale_after_three_missed_heartbeats(root: str) -> None:
     now_s = 0.0
     pulse = HeartbeatWatch(lambda: now_s)
     writer = writer_of(root, sends_heartbeats=False)

@@ -94,7 +94,7 @@ def exec_over_both(connection: Connection) -> object:
     return reply.raw if reply.is_error else [each.value for each in reply.value]
 
 
-def test_a_server_that_never_polls_finds_an_epoch_for_which_a_transaction_at_a_proxy_waits(cluster: Cluster) -> None:
+def test_server_that_never_polls_finds_epoch_for_which_transaction_at_proxy_waits(cluster: Cluster) -> None:
     with cluster.proxy.connect() as connection:
         for _ in range(3):
             newest = cluster.publish_for_first("job")
@@ -103,7 +103,7 @@ def test_a_server_that_never_polls_finds_an_epoch_for_which_a_transaction_at_a_p
 
 
 @pytest.mark.parametrize("job", ["job", "new"])
-def test_a_server_that_never_polls_finds_an_epoch_for_which_a_read_at_a_proxy_waits(cluster: Cluster, job: str) -> None:
+def test_server_that_never_polls_finds_epoch_for_which_read_at_proxy_waits(cluster: Cluster, job: str) -> None:
     with cluster.proxy.connect() as connection:
         newest = cluster.publish_for_first(job)
         assert connection.call("GET", key_of(job, 0)).value == newest

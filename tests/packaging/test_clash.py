@@ -45,7 +45,7 @@ def install_other(site: Path, *, init: str = "") -> None:
     (info / "RECORD").write_text("resp_server/__init__.py,,\n")
 
 
-def test_a_distribution_that_overwrote_a_package_is_named(stranger: Path, installed: Path) -> None:
+def test_distribution_that_overwrote_package_is_named(stranger: Path, installed: Path) -> None:
     install_other(installed, init='"""A Redis-compatible server for testing."""\n')
     said = refusal(stranger, installed)
     assert "'resp_server'" in said
@@ -63,21 +63,19 @@ def test_a_distribution_that_overwrote_a_package_is_named(stranger: Path, instal
     ],
     ids=["command", "program", "worker"],
 )
-def test_commands_programs_and_workers_name_the_clash(
-    stranger: Path, installed: Path, command: tuple[str, ...]
-) -> None:
+def test_commands_programs_and_workers_name_clash(stranger: Path, installed: Path, command: tuple[str, ...]) -> None:
     install_other(installed)
     assert "pip uninstall resp-server" in refusal(stranger, installed, command=command)
 
 
-def test_one_that_cannot_even_be_imported_is_named(stranger: Path, installed: Path) -> None:
+def test_clashing_package_that_cannot_be_imported_is_named(stranger: Path, installed: Path) -> None:
     install_other(installed, init="import a_module_that_is_not_there\n")
     said = refusal(stranger, installed)
     assert "a_module_that_is_not_there" in said
     assert "pip uninstall resp-server" in said
 
 
-def test_a_folder_that_comes_first_on_the_path_is_named(stranger: Path, installed: Path, tmp_path: Path) -> None:
+def test_folder_that_comes_first_on_path_is_named(stranger: Path, installed: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     (mine / "resp_server").mkdir(parents=True)
     (mine / "resp_server" / "__init__.py").write_text("")
@@ -92,7 +90,7 @@ def test_files_that_another_distribution_took_along_when_it_went_are_missed(stra
     assert "pip install --force-reinstall --no-deps sparkis" in said
 
 
-def test_a_package_that_is_gone_is_missed(stranger: Path, installed: Path) -> None:
+def test_package_that_is_gone_is_missed(stranger: Path, installed: Path) -> None:
     shutil.rmtree(installed / "state_backend")
     said = refusal(stranger, installed, command=ALONE)
     assert "its package 'state_backend' cannot be imported (ModuleNotFoundError" in said

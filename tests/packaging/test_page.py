@@ -13,7 +13,7 @@ from compat.processes import killed_at_end
 from compat.waiting import WAIT_S_MAX
 
 
-def test_the_page_of_the_wheel_has_its_templates_and_its_files(stranger: Path, tmp_path: Path) -> None:
+def test_page_of_wheel_has_its_templates_and_its_files(stranger: Path, tmp_path: Path) -> None:
     endpoint = f"redis://127.0.0.1:{free_port()}"  # nobody answers there
     command = [stranger, "-m", "sparkis", "ui", "--url", endpoint, "--port", "0", "--child"]
     with killed_at_end(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as page:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("is_option", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_python_that_is_given_makes_the_environment(tmp_path: Path, is_option: bool) -> None:
+def test_given_python_makes_environment(tmp_path: Path, is_option: bool) -> None:
     for name in ("Makefile", "scripts"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     given, asked = tmp_path / "given", tmp_path / "asked"

@@ -41,7 +41,7 @@ def said(stranger: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {name: [line for line in lines if line.startswith(f"{name}.py:")] for name in ("mistaken", "revealed")}
 
 
-def test_a_mistake_is_found_and_a_strangers_script_passes(said: dict[str, list[str]]) -> None:
+def test_mistake_is_found_and_strangers_script_passes(said: dict[str, list[str]]) -> None:
     assert [text in line for text, line in zip(MISTAKES.values(), said["mistaken"], strict=True)] == [True] * 4
 
 

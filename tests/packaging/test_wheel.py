@@ -31,7 +31,7 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(opened.read(name).decode())
 
 
-def test_wheel_has_only_the_five_packages(names: list[str]) -> None:
+def test_wheel_has_only_five_packages(names: list[str]) -> None:
     folders = {name.partition("/")[0] for name in names}
     assert {each for each in folders if not each.endswith(".dist-info")} == {
         "sparkis",
@@ -42,7 +42,7 @@ def test_wheel_has_only_the_five_packages(names: list[str]) -> None:
     }
 
 
-def test_the_sources_of_the_core_are_in_the_source_distribution_alone(sdist: Path, names: list[str]) -> None:
+def test_sources_of_core_are_in_source_distribution_alone(sdist: Path, names: list[str]) -> None:
     with tarfile.open(sdist) as opened:
         of_source = {name.partition("/")[2] for name in opened.getnames()}
     folders = [ROOT / package for package in ("state_backend", "resp_server")]
@@ -57,37 +57,37 @@ def test_each_package_has_py_typed(names: list[str], package: str) -> None:
     assert f"{package}/py.typed" in names
 
 
-def test_every_module_of_the_checkout_is_in_it(names: list[str]) -> None:
+def test_every_module_of_checkout_is_in_it(names: list[str]) -> None:
     packages = ("sparkis", "state_backend", "resp_server", "spark_hooks", "sparkis_ui")
     modules = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
     assert modules <= set(names)
 
 
 @pytest.mark.skipif(not WRITER.exists(), reason="make setup has found no Java compiler")
-def test_the_compiled_writer_is_in_it_and_not_its_source(names: list[str]) -> None:
+def test_compiled_writer_is_in_it_and_not_its_source(names: list[str]) -> None:
     assert [name for name in names if "parkis" in name and name.endswith((".jar", ".java"))] == [
         str(WRITER.relative_to(ROOT))
     ]
 
 
-def test_the_page_has_its_templates_and_its_files(names: list[str]) -> None:
+def test_page_has_its_templates_and_its_files(names: list[str]) -> None:
     folders = [ROOT / "sparkis_ui" / name for name in ("templates", "static")]
     files = {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
     assert len(files) > 10
     assert files <= set(names)
 
 
-def test_its_version_is_that_of_the_package(metadata: Message) -> None:
+def test_metadata_has_version_of_package(metadata: Message) -> None:
     assert metadata["Version"] == sparkis.__version__
 
 
-def test_wheel_needs_six_packages_and_spark_only_as_an_extra(metadata: Message) -> None:
+def test_wheel_needs_six_packages_and_spark_only_as_extra(metadata: Message) -> None:
     needed = [each for each in metadata.get_all("Requires-Dist", ()) if "extra ==" not in each]
     names = sorted(re.split(r"[^\w-]", each, maxsplit=1)[0] for each in needed)
     assert names == ["hiredis", "lmdb", "numpy", "pyarrow", "tomlkit", "uvloop"]
 
 
-def test_its_metadata_is_whole(metadata: Message) -> None:
+def test_metadata_is_complete(metadata: Message) -> None:
     urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", ()))
     assert set(urls) == {"Homepage", "Repository", "Documentation", "Changelog", "Issues"}
     assert metadata["Author"]
@@ -98,7 +98,7 @@ def test_its_metadata_is_whole(metadata: Message) -> None:
         assert f"Programming Language :: Python :: {version}" in classifiers
 
 
-def test_the_readme_on_pypi_has_links_that_work_there(metadata: Message) -> None:
+def test_readme_on_pypi_has_links_that_work_there(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     readme = metadata.get_payload()
     assert isinstance(readme, str)

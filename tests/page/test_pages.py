@@ -62,7 +62,7 @@ def tidy(tab: Tab) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_each_page_shows_the_jobs_to_laptops_and_phones_and_loads_nothing_from_elsewhere(tab: Tab, path: str) -> None:
+def test_each_page_shows_jobs_to_laptops_and_phones_and_loads_nothing_from_elsewhere(tab: Tab, path: str) -> None:
     tab.requested()
     for size, theme in ((LAPTOP, "light"), (PHONE, "dark"), (SMALL_PHONE, "light")):
         tab.show_as(size, theme)
@@ -73,7 +73,7 @@ def test_each_page_shows_the_jobs_to_laptops_and_phones_and_loads_nothing_from_e
     assert hosts == {tab.url.partition("//")[2]}
 
 
-def test_page_updates_without_a_reload_and_lists_stale_jobs_first(tab: Tab) -> None:
+def test_page_updates_without_reload_and_lists_stale_jobs_first(tab: Tab) -> None:
     tab.open("/overview")
     tab.js("window.sameDocument = true")
     assert tab.texts("table.jobs .badge")[:2] == ["stale", "stale"]
@@ -87,7 +87,7 @@ def test_page_updates_without_a_reload_and_lists_stale_jobs_first(tab: Tab) -> N
     assert tab.js("return window.sameDocument")
 
 
-def test_a_key_is_found_by_job_state_and_pattern_and_the_keyboard(tab: Tab) -> None:
+def test_key_is_found_by_job_state_and_pattern_and_keyboard(tab: Tab) -> None:
     tab.open("/overview")
     tab.press("2")
     tab.wait_for("Browse", "h1")
@@ -108,7 +108,7 @@ def test_a_key_is_found_by_job_state_and_pattern_and_the_keyboard(tab: Tab) -> N
     assert "next page" in tab.wait_for("Keys", "dialog")
 
 
-def test_a_hash_has_pages_and_a_filter(tab: Tab) -> None:
+def test_hash_has_pages_and_filter(tab: Tab) -> None:
     tab.open(f"/key?key={MANY_FIELDS.decode()}")
     tab.wait_for(f"{FIELDS:,}", ".tiles")
     first = tab.texts(".pairs td:first-child")
@@ -120,7 +120,7 @@ def test_a_hash_has_pages_and_a_filter(tab: Tab) -> None:
     eventually(lambda: tab.texts(".pairs td"), lambda found: found == ["field-4321", "4321"], "the field")
 
 
-def test_a_sorted_set_is_ranked(tab: Tab) -> None:
+def test_sorted_set_is_ranked(tab: Tab) -> None:
     tab.open("/key?key=game:top:monday")
     eventually(lambda: len(tab.texts(".ranks tbody tr")), lambda count: count == len(PLAYERS))
     widths = [
@@ -154,7 +154,7 @@ def test_watched_keys_change_without_reload(tab: Tab) -> None:
     assert "maxTemperature" not in tab.browser.current_url
 
 
-def test_the_name_of_a_watched_number_with_many_digits_stays_readable_on_a_phone(tab: Tab) -> None:
+def test_name_of_watched_number_with_many_digits_stays_readable_on_phone(tab: Tab) -> None:
     tab.show_as(PHONE)
     tab.open(f"/watch?key={DECIMALS.decode()}")
     tab.wait_for("8.0756", ".card")
@@ -204,7 +204,7 @@ def test_forms_send_hostile_keys_back_unchanged(tab: Tab) -> None:
     tab.wait_for("gnp.exe", ".timeline")
 
 
-def test_a_value_of_five_megabytes_is_shown_a_page_at_a_time(tab: Tab) -> None:
+def test_value_of_five_megabytes_is_shown_page_at_a_time(tab: Tab) -> None:
     tab.open(f"/key?key={LARGE.decode()}")
     tab.wait_for("5,242,880", ".tiles")
     assert len(tab.browser.page_source) < 50_000
@@ -213,7 +213,7 @@ def test_a_value_of_five_megabytes_is_shown_a_page_at_a_time(tab: Tab) -> None:
     assert tab.wait_for("0123456789abcdef", "pre.value")
 
 
-def test_the_rate_of_a_user_is_that_of_its_clients(tab: Tab, site: Site) -> None:
+def test_rate_of_user_is_that_of_its_clients(tab: Tab, site: Site) -> None:
     tab.open("/slow")
     with Connection(site.server.port) as client:
         ping = requests([[b"PING"]] * 2_000)
@@ -227,7 +227,7 @@ def test_the_rate_of_a_user_is_that_of_its_clients(tab: Tab, site: Site) -> None
         eventually(rate, lambda found: found.endswith(" k"), "a rate of thousands")
 
 
-def test_the_chosen_theme_stays(tab: Tab) -> None:
+def test_chosen_theme_stays(tab: Tab) -> None:
     tab.open("/slow")
     ground = "return getComputedStyle(document.body).backgroundColor"
     light = tab.js(ground)
@@ -240,7 +240,7 @@ def test_the_chosen_theme_stays(tab: Tab) -> None:
     assert tab.js(ground) == light
 
 
-def test_lines_to_copy_are_those_of_the_key(tab: Tab, site: Site) -> None:
+def test_lines_to_copy_are_those_of_key(tab: Tab, site: Site) -> None:
     tab.open("/key?key=flights:golden:UA")
     tab.find(".code summary").click()
     url = f"redis://127.0.0.1:{site.server.port}"
@@ -256,7 +256,7 @@ def test_lines_to_copy_are_those_of_the_key(tab: Tab, site: Site) -> None:
     )
 
 
-def test_a_page_without_a_clipboard_copies_too(tab: Tab) -> None:
+def test_page_without_clipboard_copies_too(tab: Tab) -> None:
     tab.open("/key?key=flights:golden:UA")
     tab.js("Object.defineProperty(navigator, 'clipboard', {value: undefined})")  # as over plain http elsewhere
     tab.find(".code summary").click()

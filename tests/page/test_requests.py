@@ -91,7 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield Site(url, server)
 
 
-def test_unsigned_user_is_redirected_to_the_form_and_back(site: Site) -> None:
+def test_unsigned_user_is_redirected_to_form_and_back(site: Site) -> None:
     client = site.client()
     asked = client.get("/key?key=cars%3Aspeed%3A7")
     assert asked.status_code == 303
@@ -109,7 +109,7 @@ def test_signing_in_leads_to_no_other_site(site: Site, to: str) -> None:
     assert done.headers["location"] == "/"
 
 
-def test_a_wrong_password_is_refused_and_not_repeated(site: Site) -> None:
+def test_wrong_password_is_refused_and_not_repeated(site: Site) -> None:
     client = site.client()
     refused = client.post("/sign-in", data={"username": "admin", "password": "wrong-one"})
     assert refused.status_code == 403
@@ -117,7 +117,7 @@ def test_a_wrong_password_is_refused_and_not_repeated(site: Site) -> None:
     assert not client.cookies
 
 
-def test_a_session_is_a_cookie_that_no_script_and_no_other_site_gets(site: Site) -> None:
+def test_session_is_cookie_that_no_script_and_no_other_site_gets(site: Site) -> None:
     client = site.client()
     cookie = client.post("/sign-in", data={"username": "admin", "password": "admin-secret"}).headers["set-cookie"]
     assert "secret" not in cookie
@@ -148,7 +148,7 @@ def test_page_shows_each_user_its_permitted_keys(site: Site) -> None:
         ("reader", "cars:price:11", "not read"),
     ],
 )
-def test_a_watched_key_has_no_kind_until_it_was_read(site: Site, user: str, key: str, kind: str) -> None:
+def test_watched_key_has_no_kind_until_it_was_read(site: Site, user: str, key: str, kind: str) -> None:
     client = site.signed_in(user, f"{user}-secret")
 
     def text_of_page() -> str:
@@ -170,7 +170,7 @@ def test_other_names_and_foreign_pages_are_refused_everywhere(site: Site, path: 
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_a_foreign_page_cannot_sign_in_or_out(site: Site) -> None:
+def test_foreign_page_cannot_sign_in_or_out(site: Site) -> None:
     client = site.signed_in("admin", "admin-secret")
     for path in ("/sign-in", "/sign-out"):
         assert client.post(path, headers={"Origin": "https://evil.example"}).status_code == 403
@@ -194,14 +194,14 @@ def test_sockets_are_for_this_page_and_signed_in_users(site: Site) -> None:
         assert "job-cars" in socket.recv(WAIT_S_MAX)
 
 
-def test_long_forms_and_urls_are_no_burden(site: Site) -> None:
+def test_long_forms_and_urls_are_answered(site: Site) -> None:
     client = site.client()
     assert client.post("/sign-in", data={"username": "admin", "password": "x" * 100_000}).status_code == 403
     assert client.get("/watch?" + "&".join(["key=a"] * 200)).status_code == 303
 
 
 @pytest.mark.parametrize("value", ["%FF%FE%00", "²", "9" * 5000, "99999999999999999999", "[", "a" * 10_000, "%"])
-def test_a_url_may_have_any_bytes(site: Site, value: str) -> None:
+def test_url_may_have_any_bytes(site: Site, value: str) -> None:
     client = site.signed_in("admin", "admin-secret")
     for path, names in PARAMETERS.items():
         for name in names:
@@ -222,7 +222,7 @@ def named_in(admin: Connection, category: str) -> set[str]:
     return {each.decode() for each in admin.call("ACL", "CAT", category).plain}
 
 
-def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) -> None:
+def test_search_for_keys_among_many_sends_scan_only(site: Site) -> None:
     client = site.signed_in("admin", "admin-secret")
     client.get("/browse?pattern=none")
     before = calls(site)
@@ -245,7 +245,7 @@ def test_looking_for_keys_among_many_is_nothing_but_steps_of_scan(site: Site) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_a_line(number: signal.Signals) -> None:
+def test_signal_ends_page_with_line(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "sparkis", "ui", "--url", f"redis://127.0.0.1:{free_port()}", "--port", "0"]
     with killed_at_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
         assert page.stdout is not None
@@ -270,7 +270,7 @@ def test_both_sides_may_have_tls(tmp_path: Path) -> None:
         assert f"rediss://127.0.0.1:{server.tls_port or server.port}" in shown
 
 
-def test_a_node_of_a_cluster_shows_the_keys_of_all_nodes(tmp_path: Path) -> None:
+def test_node_of_cluster_shows_keys_of_all_nodes(tmp_path: Path) -> None:
     keys = [b"cars:speed:%d" % number for number in range(8)]
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
@@ -295,7 +295,7 @@ def test_a_node_of_a_cluster_shows_the_keys_of_all_nodes(tmp_path: Path) -> None
             assert ">second<" in client.get(f"/key?key={key.decode()}").text
 
 
-def test_the_cluster_shows_the_zones_of_its_servers(tmp_path: Path, start: Start) -> None:
+def test_cluster_shows_zones_of_its_servers(tmp_path: Path, start: Start) -> None:
     with ExitStack() as stack:
         write_log(tmp_path / "log", "cars", STATES, [put_value("speed", b"cars:speed:1", b"9")])
         log = ("--log", tmp_path / "log")
@@ -321,7 +321,7 @@ def test_the_cluster_shows_the_zones_of_its_servers(tmp_path: Path, start: Start
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
-def test_a_plain_redis_can_be_looked_at_too(tmp_path: Path) -> None:
+def test_plain_redis_can_be_looked_at_too(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server, server.connect() as admin:
         admin.call("HSET", "user:1", "name", "<b>Ada</b>")
         with (

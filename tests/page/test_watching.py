@@ -63,7 +63,7 @@ def matching(watcher: Watcher, *patterns: bytes) -> list[bytes]:
     return watcher.matching(patterns[0])
 
 
-def test_keys_of_a_pattern_that_are_gone_make_room_for_new_ones(
+def test_keys_of_pattern_that_are_gone_make_room_for_new_ones(
     server: Running, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "WANTED_S", 0.5)
@@ -82,7 +82,7 @@ def test_keys_of_a_pattern_that_are_gone_make_room_for_new_ones(
     watch(server, look)
 
 
-def test_a_tab_has_the_notifications_of_its_own_patterns_each_once(server: Running, log: LogWriter) -> None:
+def test_tab_has_notifications_of_its_own_patterns_each_once(server: Running, log: LogWriter) -> None:
     async def look(watcher: Watcher) -> None:
         await eventually_async(lambda: matching(watcher, CARS, b"cars:speed:*", TRUCKS), awaited="the first key")
         for number, name in enumerate((b"c1", b"t1", b"c1"), start=1):

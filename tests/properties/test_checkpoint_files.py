@@ -66,7 +66,7 @@ def read(content: bytes) -> bytes:
 
 
 @given(st.sampled_from(sorted(frames.CODECS)), st.binary(min_size=1, max_size=2000), st.data())
-def test_compressed_frames_round_trip_and_damage_is_a_clear_error(
+def test_compressed_frames_round_trip_and_damage_is_clear_error(
     codec: str, content: bytes, data: st.DataObject
 ) -> None:
     written = frames.CODECS[codec](content)
@@ -76,7 +76,7 @@ def test_compressed_frames_round_trip_and_damage_is_a_clear_error(
 
 
 @given(st.sampled_from([b"LZ4Block", b"\x28\xb5\x2f\xfd", b"\x82SNAPPY\x00", b"ZV", b""]), st.binary(max_size=200))
-def test_any_bytes_are_frames_or_a_clear_error(magic: bytes, content: bytes) -> None:
+def test_any_bytes_are_frames_or_clear_error(magic: bytes, content: bytes) -> None:
     with only_clear_errors():
         read(magic + content)
 
@@ -118,7 +118,7 @@ def check_records(content: bytes, expected: list[Any], part: int, data: st.DataO
 
 
 @given(PLAIN_ITEMS, ITEMS, st.integers(1, 50), st.data())
-def test_records_without_lineage_round_trip_and_damage_is_a_clear_error(
+def test_records_without_lineage_round_trip_and_damage_is_clear_error(
     plain_items: list[Any], kinds: list[Any], part: int, data: st.DataObject
 ) -> None:
     check_records(written_records.plain(plain_items), plain_items, part, data)
@@ -126,7 +126,7 @@ def test_records_without_lineage_round_trip_and_damage_is_a_clear_error(
 
 
 @given(PLAIN_ITEMS, ITEMS, LINEAGES, st.integers(1, 50), st.data())
-def test_records_with_lineage_round_trip_and_damage_is_a_clear_error(
+def test_records_with_lineage_round_trip_and_damage_is_clear_error(
     plain_items: list[Any], kinds: list[Any], before: list[tuple[int, str]], part: int, data: st.DataObject
 ) -> None:
     v3 = b"\x00\x02v3" + lineage(before) + written_records.plain(plain_items)
@@ -176,13 +176,13 @@ TYPES = st.recursive(
 @given(TYPES)
 @example("decimal(9,99999999999999999999)")
 @example({"type": "struct", "fields": [{"name": "\ud800", "type": "long"}]})
-def test_any_json_is_a_type_or_a_clear_error(given_type: Any) -> None:
+def test_any_json_is_type_or_clear_error(given_type: Any) -> None:
     with only_clear_errors():
         assert isinstance(parse_schema(json.dumps(given_type), NAME), pa.DataType)
 
 
 @given(st.sampled_from(sorted(written_schemas.FILES)), st.data())
-def test_damaged_schema_is_read_or_a_clear_error(version: str, data: st.DataObject) -> None:
+def test_damaged_schema_is_read_or_clear_error(version: str, data: st.DataObject) -> None:
     with only_clear_errors():
         parse_store_schemas(changed(written_schemas.FILES[version], data), NAME)
 
@@ -190,7 +190,7 @@ def test_damaged_schema_is_read_or_a_clear_error(version: str, data: st.DataObje
 @given(st.sampled_from(list(KeyForm)), JSON, JSON)
 @example(KeyForm.PREFIX, float("inf"), [])
 @example(KeyForm.RANGE, 0, [float("inf")])
-def test_any_json_is_a_key_encoding_or_a_clear_error(form: KeyForm, columns: Any, ordinals: Any) -> None:
+def test_any_json_is_key_encoding_or_clear_error(form: KeyForm, columns: Any, ordinals: Any) -> None:
     given_encoding = {"keyStateEncoderType": form, "numColsPrefixKey": columns, "orderingOrdinals": ordinals}
     before, after = written_schemas.FAMILY.split(written_schemas.texts(written_schemas.ENCODER))
     family = before + written_schemas.texts(json.dumps(given_encoding)) + after
@@ -233,7 +233,7 @@ def replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 
 @pytest.mark.parametrize("parser", PARSERS)
 @given(JSON | st.just(float("inf")), st.data())
-def test_metadata_is_parsed_and_any_json_within_is_parsed_or_a_clear_error(
+def test_metadata_is_parsed_and_any_json_within_is_parsed_or_clear_error(
     parser: str, other: Any, data: st.DataObject
 ) -> None:
     parse, whole = PARSERS[parser]
@@ -294,7 +294,7 @@ def with_times_as_numbers(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 
 @given(st.sampled_from(sorted(ENCODINGS)), st.booleans(), st.lists(KEY_ROWS, min_size=1, max_size=5), st.data())
-def test_keys_of_rocksdb_round_trip_and_damage_is_a_clear_error(
+def test_keys_of_rocksdb_round_trip_and_damage_is_clear_error(
     encoding: str, has_family: bool, rows: list[tuple[Any, ...]], data: st.DataObject
 ) -> None:
     of = state(ENCODINGS[encoding], "state" if has_family else None)
@@ -313,7 +313,7 @@ def test_keys_of_rocksdb_round_trip_and_damage_is_a_clear_error(
     st.booleans(),
     st.data(),
 )
-def test_lists_of_rocksdb_round_trip_and_damage_is_a_clear_error(
+def test_lists_of_rocksdb_round_trip_and_damage_is_clear_error(
     elements: list[list[Any]], has_checksums: bool, has_commas: bool, data: st.DataObject
 ) -> None:
     of = state(KeyEncoding(), None, is_list=True)
@@ -341,7 +341,7 @@ def test_lists_of_rocksdb_round_trip_and_damage_is_a_clear_error(
 @given(
     st.lists(st.tuples(st.sampled_from(list(RecordType)), st.binary(max_size=40), st.binary(max_size=60)), max_size=4)
 )
-def test_any_bytes_are_keys_and_values_or_a_clear_error(given_items: list[tuple[RecordType, bytes, bytes]]) -> None:
+def test_any_bytes_are_keys_and_values_or_clear_error(given_items: list[tuple[RecordType, bytes, bytes]]) -> None:
     cleared = [(op, key, b"" if op is RecordType.DELETE else value) for op, key, value in given_items]
     for encoding in ENCODINGS.values():
         for is_list in (False, True):

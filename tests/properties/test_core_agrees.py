@@ -213,7 +213,7 @@ async def _answered(
     [],
     None,
 )
-def test_a_connection_answers_and_counts_as_one_without_the_core(
+def test_connection_answers_and_counts_as_one_without_core(
     sent: list[list[bytes]],
     ending: bytes,
     places: list[int],
@@ -235,7 +235,7 @@ def test_a_connection_answers_and_counts_as_one_without_the_core(
     [[b"GEOSEARCH", b"j:z:places", b"FROMMEMBER", b"nobody", b"FROMMEMBER", b"m3", b"BYRADIUS", b"0", b"m"]] * 2, b"3"
 )
 @given(st.lists(place_reads, min_size=1, max_size=40), st.sampled_from([b"2", b"3"]))
-def test_places_are_found_and_written_as_without_the_core(sent: list[list[bytes]], protocol: bytes) -> None:
+def test_places_are_found_and_written_as_without_core(sent: list[list[bytes]], protocol: bytes) -> None:
     given_all = ServerConfig(), [requests([[b"HELLO", protocol], *sent])], False, NO_CLUSTER, ()
     assert asyncio.run(replies_of(*given_all, True)) == asyncio.run(replies_of(*given_all, False))
 
@@ -283,7 +283,7 @@ def at_epoch(epoch: int, group: Any) -> list[list[bytes]]:
     [[(NOW_MS + 3_600_000, [[b"HGETALL", b"j:m:ttl"], [b"GET", b"j:v:0"]], b"EXEC"), [[b"HGETALL", b"j:m:ttl"]]]], True
 )
 @example([[(NOW_MS + 3_600_000, [[b"HGETALL", b"j:m:ttl"]] * 300, b"EXEC")] * 4], True)
-def test_a_transaction_after_state_at_reads_at_its_clock_as_without_the_core(epochs: Any, follows: bool) -> None:
+def test_transaction_after_state_at_reads_at_its_clock_as_without_core(epochs: Any, follows: bool) -> None:
     """A connection that follows the epochs is a proxy's; the core leaves STATE AT of others to the general path."""
     chunks = [requests([[b"STATE", b"FOLLOW"]] * follows)]
     for epoch, groups in enumerate(epochs, 1):
@@ -321,7 +321,7 @@ def left_to_general_path(chunks: list[bytes], rules: Sequence[bytes] = ()) -> li
 
 
 @pytest.mark.parametrize("protocol", [b"2", b"3"])
-def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: bytes) -> None:
+def test_core_leaves_none_of_its_commands_to_general_path(protocol: bytes) -> None:
     many = requests(MANY_TRANSACTIONS)
     chunks = [requests([[b"HELLO", protocol]]), requests(TRANSACTION), many, many[:20], many[20:70], many[70:]]
     chunks += [requests([request]) for request in TRANSACTION]  # its commands are queued
@@ -332,14 +332,14 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
     assert left_to_general_path(chunks) == []
 
 
-def test_each_keys_has_a_turn_and_one_transaction_has_at_most_one() -> None:
+def test_each_keys_has_turn_and_one_transaction_has_at_most_one() -> None:
     keys = [b"KEYS", b"j:l:*"]
     assert left_to_general_path([requests([[b"PING"], *[keys] * 50, [b"MULTI"], keys, [b"PING"], [b"EXEC"]])]) == []
     transaction = [[b"MULTI"], keys, keys, [b"EXEC"]]
     assert left_to_general_path([requests([[b"PING"], *transaction, [b"PING"]])]) == transaction
 
 
-def test_the_core_compares_many_keys_with_many_patterns_of_a_user() -> None:
+def test_core_compares_many_keys_with_many_patterns_of_user() -> None:
     rules = [b"resetkeys", *(b"~j:%d:*" % number for number in range(40)), b"~j:v:*"]
     assert left_to_general_path([requests([[b"MGET", *[b"j:v:0"] * 1_000]])], rules) == []
     slow = [b"EXISTS", b"j:v:" + b"a" * 3_000]
@@ -362,13 +362,13 @@ def test_core_answers_transactions_of_proxy_at_its_epoch() -> None:
         (b"HRANDFIELD j:m:small -1", {b"f0", b"f1", b"f2"}),
     ],
 )
-def test_a_random_element_is_any_of_all(request_line: bytes, elements: set[bytes]) -> None:
+def test_random_element_is_any_of_all(request_line: bytes, elements: set[bytes]) -> None:
     chosen = [reply if len(request_line.split()) == 2 else reply[0] for reply in random_replies(request_line)]
     assert set(chosen) == elements
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_random_elements_are_distinct_with_a_positive_count(count: int) -> None:
+def test_random_elements_are_distinct_with_positive_count(count: int) -> None:
     for reply in random_replies(b"SRANDMEMBER j:s:small %d" % count):
         assert len(reply) == len(set(reply)) == min(count, 3)
     orders = {tuple(reply) for reply in random_replies(b"SRANDMEMBER j:s:small 2")}
@@ -383,7 +383,7 @@ def test_random_fields_and_members_come_with_their_values() -> None:
         assert {*reply[::2]} <= {b"m0", b"m1", b"m2", b"m3"} and len(reply) == 14
 
 
-def test_a_random_key_is_any_of_all() -> None:
+def test_random_key_is_any_of_all() -> None:
     chosen = set(random_replies(b"RANDOMKEY"))
     assert len(chosen) > 10
     assert chosen <= {*KEYS} - {b"j:v:gone", b"nope"}

@@ -112,7 +112,7 @@ class Expected:
     st.lists(st.tuples(places, places), max_size=12),
     st.sampled_from([2, 3]),
 )
-def test_ranks_scores_and_ranges_are_those_of_the_members(
+def test_ranks_scores_and_ranges_are_those_of_members(
     first: dict[bytes, float], then: dict[bytes, float | None], asked: list[tuple[int, int]], protocol: int
 ) -> None:
     words = [[name, KEY, each] for each in [*first, *then, b"nobody"] for name in (b"ZRANK", b"zrevrank", b"ZSCORE")]
@@ -157,7 +157,7 @@ MANY = {b"m%d" % number: float(number // 3) for number in range(200)}
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_flipped_bit_in_a_sorted_set_is_an_error_and_never_another_answer(tmp_path: Path, seed: int) -> None:
+def test_flipped_bit_in_sorted_set_is_error_and_never_another_answer(tmp_path: Path, seed: int) -> None:
     dice = Random(seed)
     words = [[name, KEY, each] for each in MANY for name in (b"ZRANK", b"ZSCORE")]
     for start in range(0, len(MANY), 7):

@@ -47,7 +47,7 @@ KEYS = st.one_of(
 @given(st.lists(KEYS, max_size=30), st.integers(0, 5), st.sampled_from([b"", b"a", b"job:state:", b"{a}"]))
 @example([], 0, b"")
 @example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1, b"")
-def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int, prefix: bytes) -> None:
+def test_positions_of_column_are_positions_of_its_keys(keys: list[bytes], offset: int, prefix: bytes) -> None:
     column = pa.array([prefix + key for key in keys], pa.binary()).slice(offset)
     expected = [hash_position(prefix + key) for key in keys[offset:]]
     assert hash_positions_of(column, prefix).tolist() == expected
@@ -84,7 +84,7 @@ def test_parts_of_keys_are_joined_row_by_row(rows: list[tuple[bytes, bytes]], of
     st.integers(0, 3),
 )
 @example((64, [0, 9, 10, 99, 100, -1, -(1 << 63), (1 << 63) - 1, None]), 0)
-def test_the_text_of_an_integer_is_its_digits(given_numbers: tuple[int, list[int | None]], offset: int) -> None:
+def test_text_of_integer_is_its_digits(given_numbers: tuple[int, list[int | None]], offset: int) -> None:
     bits, numbers = given_numbers
     kind = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     texts = as_bytes(pa.array(numbers, kind).slice(offset), "integer")
@@ -101,7 +101,7 @@ COLUMNS = st.integers(1, 5).flatmap(
 
 @settings(deadline=None)
 @given(COLUMNS, st.lists(st.text(max_size=10), min_size=5, max_size=5, unique=True))
-def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]], names: list[str]) -> None:
+def test_columns_are_packed_as_row_at_a_time_is(table: list[list[bytes | None]], names: list[str]) -> None:
     fields = tuple(names[: len(table[0])])
     columns = [pa.array(column, pa.binary()) for column in zip(*table, strict=True)]
     maps = [
@@ -114,7 +114,7 @@ def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]
 
 @settings(deadline=None)
 @given(st.lists(st.none() | st.lists(st.binary(max_size=20), max_size=5), max_size=20), st.integers(0, 3))
-def test_arrays_are_packed_as_a_row_at_a_time_is(rows: list[list[bytes] | None], offset: int) -> None:
+def test_arrays_are_packed_as_row_at_a_time_is(rows: list[list[bytes] | None], offset: int) -> None:
     packed, is_empty = pack_arrays(PLAN, pa.array(rows, pa.list_(pa.binary())).slice(offset))
     assert packed.to_pylist() == [packed_list.pack(row or ()) for row in rows[offset:]]
     assert is_empty.to_pylist() == [not row for row in rows[offset:]]
@@ -141,14 +141,14 @@ def digits(text: str) -> str:
 @example(1e21)
 @example(9.999999999999999e20)
 @example(5e-324)
-def test_the_text_of_a_double_is_the_shortest_that_reads_back_the_same(number: float) -> None:
+def test_text_of_double_is_shortest_that_round_trips(number: float) -> None:
     (text,) = as_bytes(pa.array([number], pa.float64()), "float").to_pylist()
     check_shortest(text.decode(), np.float64(number), repr(number))
 
 
 @settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
-def test_the_text_of_a_float_is_the_shortest_that_reads_back_the_same(number: float) -> None:
+def test_text_of_float_is_shortest_that_round_trips(number: float) -> None:
     (text,) = as_bytes(pa.array([number], pa.float32()), "float").to_pylist()
     shortest = np.format_float_scientific(np.float32(number), unique=True)
     check_shortest(text.decode(), np.float32(number), shortest)
@@ -156,7 +156,7 @@ def test_the_text_of_a_float_is_the_shortest_that_reads_back_the_same(number: fl
 
 @settings(deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=18))
-def test_a_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) -> None:
+def test_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) -> None:
     (text,) = as_bytes(pa.array([str(number)]), "decimal").to_pylist()
     assert text.decode() == format(number, "f")
     assert "e" not in text.decode().lower()
@@ -164,7 +164,7 @@ def test_a_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) ->
 
 @settings(deadline=None)
 @given(st.datetimes())
-def test_a_timestamp_is_iso_8601_in_utc(instant: datetime) -> None:
+def test_timestamp_is_iso_8601_in_utc(instant: datetime) -> None:
     (text,) = as_bytes(pa.array([instant.replace(tzinfo=UTC)], pa.timestamp("us", "UTC")), "timestamp").to_pylist()
     assert datetime.fromisoformat(text.decode()) == instant.replace(tzinfo=UTC)
     assert text.endswith(b"Z")

@@ -34,7 +34,7 @@ def subject() -> Iterator[Subject]:
     made.close()
 
 
-def test_the_files_that_are_fuzzed_are_there() -> None:
+def test_fuzzed_files_are_there() -> None:
     found = files()
     assert all(path.is_file() for path in found) and all_lines()
     assert all(any(path.is_relative_to(ROOT / name) for path in found) for name in FUZZED)
@@ -63,7 +63,7 @@ def test_corpus_of_most_lines_finds_no_bug(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 200])
-def test_the_answer_to_a_conversation_does_not_depend_on_its_chunks(subject: Subject, chunk_bytes: int) -> None:
+def test_answer_to_conversation_does_not_depend_on_its_chunks(subject: Subject, chunk_bytes: int) -> None:
     body = b"PING\r\n*2\r\n$3\r\nGET\r\n$5\r\nj:v:1\r\n*2\r\n$7\r\nHGETALL\r\n$5\r\nj:m:l\r\n"
     body += b"LRANGE j:l:l 0 -1\r\nnope\r\n*1\r\n+x\r\n"
     whole = subject.run(b"\0\0" + body)
@@ -76,7 +76,7 @@ def test_each_kind_of_server_answers(subject: Subject, options: int) -> None:
     assert subject.run(bytes([options, 5]) + b"AUTH secret\r\nPING\r\n")
 
 
-def test_chunks_are_the_whole_input_in_order() -> None:
+def test_chunks_are_whole_input_in_order() -> None:
     data = bytes(range(256)) * 3
     for how in range(256):
         chunks = list(chunks_of(data, how))
@@ -84,7 +84,7 @@ def test_chunks_are_the_whole_input_in_order() -> None:
         assert all(chunks)
 
 
-def test_an_internal_error_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Command, "execute", lambda *ignored: 1 / 0)
     with pytest.raises(FoundError, match="internal error"):
         subject.run(b"\0\0PING\r\n")
@@ -115,7 +115,7 @@ def test_error_that_another_thread_logs_is_none_of_server(subject: Subject, monk
     assert subject.run(b"\0\0PING\r\n")
 
 
-def test_tasks_of_a_closed_subject_have_ended() -> None:
+def test_tasks_of_closed_subject_have_ended() -> None:
     subject = Subject()
     task = subject._loop.create_task(asyncio.sleep(1e9))
     subject.run(b"\0\0PING\r\n")
@@ -124,7 +124,7 @@ def test_tasks_of_a_closed_subject_have_ended() -> None:
     assert task.cancelled()
 
 
-def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "_schedule_turn", lambda *ignored: None)
     monkeypatch.setattr(ImmediatePipeline, "answer", lambda *ignored: Pending(1e9, lambda: None))
     with pytest.raises(FoundError, match="the replies to all requests"):
@@ -132,7 +132,7 @@ def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: p
 
 
 @pytest.mark.parametrize("requests", conversations(), ids=lambda requests: b" ".join(requests[0]).decode())
-def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: list[list[bytes]]) -> None:
+def test_seeds_of_fuzzing_are_valid_requests(subject: Subject, requests: list[list[bytes]]) -> None:
     text = b"".join(b" ".join(words) + b"\r\n" for words in requests)
     replies = [each for options in (0, NODE) for each in replies_in(subject.run(bytes([options, 0]) + text))]
     errors = [each.raw for each in replies if each.is_error]
@@ -140,7 +140,7 @@ def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: li
     assert not [each for each in errors if b"syntax error" in each or b"wrong number" in each]
 
 
-def test_the_inputs_to_begin_with_are_few_beside_those_that_are_kept() -> None:
+def test_fuzzing_starts_with_few_of_stored_inputs() -> None:
     stored = corpus.stored()
     first = first_inputs(stored)
     assert len(first) < len(stored) and len(first) < len(first_inputs([]))
@@ -181,7 +181,7 @@ def pairs(requests: Sequence[Sequence[Sequence[bytes]]], said: Sequence[bytes]) 
 
 
 @pytest.mark.parametrize(("asked", "said"), pairs(REQUESTS, NO_ANSWERS))
-def test_clients_of_a_proxy_get_replies_for_any_bytes_of_its_servers(subject: Subject, asked: int, said: bytes) -> None:
+def test_clients_of_proxy_get_replies_for_any_bytes_of_its_servers(subject: Subject, asked: int, said: bytes) -> None:
     subject.run(bytes([SCRIPTED, 0, asked]) + said)
 
 
@@ -195,13 +195,13 @@ def test_server_that_reports_no_jobs_is_asked_again_after_pauses(subject: Subjec
     subject.run(bytes([SCRIPTED | NODE, 0, 0]) + said)
 
 
-def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subject: Subject) -> None:
+def test_server_that_closes_at_each_request_is_not_retried_forever(subject: Subject) -> None:
     for options in (SCRIPTED, SCRIPTED | NODE, SCRIPTED | TWO):
         subject.run(bytes([options, 0, 1]) + b"xx")
 
 
 @pytest.mark.parametrize("place", [b"7 10.\x98:7379", b"7", b"x y:1", b"99999 y:1"])
-def test_malformed_moved_is_an_error_at_once(subject: Subject, place: bytes) -> None:
+def test_malformed_moved_is_error_at_once(subject: Subject, place: bytes) -> None:
     for asked in (0, 3):
         sent = subject.run(bytes([SCRIPTED, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
         assert b"malformed MOVED" in sent and b"in time" not in sent

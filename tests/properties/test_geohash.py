@@ -72,7 +72,7 @@ def test_decoded_geo_score_is_near_place(place: Point) -> None:
 
 
 @given(bits=st.integers(0, 2**52 - 1))
-def test_the_place_of_a_score_has_that_score(bits: int) -> None:
+def test_place_of_score_has_that_score(bits: int) -> None:
     assert score_of(*point_of(float(bits))) == bits
     assert len(geohash_text(float(bits))) == 11
 
@@ -85,13 +85,13 @@ def test_any_score_is_read_as_some_place(score: float) -> None:
 
 
 @pytest.mark.parametrize("place", [(180.1, 0.0), (0.0, 85.06), (float("nan"), 0.0), (0.0, float("-inf"))])
-def test_place_off_the_map_has_no_score(place: Point) -> None:
+def test_place_off_map_has_no_score(place: Point) -> None:
     with pytest.raises(ValueError, match="no point on the map"):
         score_of(*place)
 
 
 @given(one=places, other=places)
-def test_distances_are_those_of_a_sphere(one: Point, other: Point) -> None:
+def test_distances_are_those_of_sphere(one: Point, other: Point) -> None:
     there, back = distance(one, other), distance(other, one)
     if not isnan(there):
         assert 0 <= there <= 3.1416 * EARTH_RADIUS
@@ -122,7 +122,7 @@ def test_places_in_shape_are_in_its_cells(
 
 
 @given(center=middles, radius=st.floats(1, 500_000))
-def test_a_search_looks_at_little_more_than_it_asks_for(center: Point, radius: float) -> None:
+def test_search_reads_few_members_beyond_its_count(center: Point, radius: float) -> None:
     cells = list(cells_of(Circle(center, radius)))
     assert len(cells) <= 9
     # A square is at most so much larger than the radius, which a search has nine of.
@@ -131,7 +131,7 @@ def test_a_search_looks_at_little_more_than_it_asks_for(center: Point, radius: f
 
 
 @given(degrees=st.floats(-180, 180))
-def test_a_coordinate_is_written_with_17_digits_and_no_zeros_behind(degrees: float) -> None:
+def test_coordinate_is_written_with_17_digits_and_no_zeros_behind(degrees: float) -> None:
     text = degrees_text(degrees).decode()
     assert abs(float(text) - degrees) <= 1e-17
     assert text == "0" or not text.startswith("-0") or "." in text

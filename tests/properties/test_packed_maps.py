@@ -25,7 +25,7 @@ def test_every_field_is_found_and_no_other(pairs: dict[bytes, bytes], others: li
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXTS, TEXTS, max_size=30))
-def test_the_body_is_the_pairs_as_length_prefixed_texts(pairs: dict[bytes, bytes]) -> None:
+def test_body_is_pairs_as_length_prefixed_texts(pairs: dict[bytes, bytes]) -> None:
     packed = packed_map.pack(pairs.items())
     assert packed_map.body(packed) == b"".join(
         b"$%d\r\n%b\r\n" % (len(each), each) for pair in pairs.items() for each in pair

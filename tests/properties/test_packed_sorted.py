@@ -62,7 +62,7 @@ def test_packed_members_are_inserted_and_removed_in_place(
 
 @settings(deadline=None)
 @given(st.floats(allow_nan=False))
-def test_a_score_is_read_back_from_its_text_and_no_zero_has_a_sign(score: float) -> None:
+def test_score_is_read_back_from_its_text_and_no_zero_has_sign(score: float) -> None:
     read = packed_sorted.score_of(packed_sorted.score_text(score))
     assert repr(read) == repr(score + 0.0)
 
@@ -75,7 +75,7 @@ def test_text_that_is_no_number_is_no_score(text: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.lists(MEMBERS, max_size=20), st.lists(MEMBERS | st.just(b"$1\r\na\r\n"), max_size=20))
-def test_a_packed_list_knows_its_elements(elements: list[bytes], others: list[bytes]) -> None:
+def test_packed_list_knows_its_elements(elements: list[bytes], others: list[bytes]) -> None:
     packed = packed_list.pack(elements)
     for each in [*elements, *others]:
         assert packed_list.has(packed, each) == (each in elements)

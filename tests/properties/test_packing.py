@@ -134,7 +134,7 @@ def records_of(content: dict[bytes, Any], keys: Collection[bytes]) -> list[bytes
     st.booleans(),
     st.sampled_from((ALL, SlotSet(((0, 8_000),)))),
 )
-def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
+def test_store_of_packed_values_is_one_that_general_path_makes(
     given_epochs: Sequence[tuple[list[list[Change]], tuple[str, ...]]],
     run_rows: int,
     rows_max: int,
@@ -236,7 +236,7 @@ def test_packing_takes_plain_rows_in_order(rows: list[tuple[bytes, bytes]], rows
         (((b"1", b"2", None),), True, None, [0, 1, 1]),
     ],
 )
-def test_of_several_rows_of_a_key_the_last_plain_one_is_packed(
+def test_last_plain_row_of_key_is_packed(
     parts: Sequence[Sequence[bytes | None]], takes_whole_keys: bool, taken: bytes | None, skipped: list[int]
 ) -> None:
     runs = [
@@ -268,7 +268,7 @@ SMALL = packed_map.pack([(b"f", b"1"), (b"g", b"2")])
     ],
     ids=["small", "expiring", "field", "empty", "nothing", "many fields", "long"],
 )
-def test_maps_are_packed_as_a_whole_if_they_are_small(
+def test_maps_are_packed_whole_if_they_are_small(
     field: bytes | None, value: bytes, expire_at_ms: int | None, is_taken: bool
 ) -> None:
     (run,) = runs_of([Change("map", Op.PUT, b"k", field, value, expire_at_ms)], ["map"])

@@ -92,7 +92,7 @@ def content(snapshot: Snapshot) -> Model:
 
 @settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EPOCHS)
-def test_each_epoch_that_can_be_read_is_that_of_the_model(epochs: list) -> None:
+def test_each_epoch_that_can_be_read_is_that_of_model(epochs: list) -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder)
         model: dict[tuple[bytes, bytes | None], tuple[bytes, int | None]] = {}

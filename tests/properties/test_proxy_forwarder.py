@@ -223,7 +223,7 @@ def parsed(data: bytes) -> list[list[bytes]]:
 
 
 @given(asked=st.lists(requests, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 1 << 14), max_size=5))
-def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
+def test_replies_come_in_order_of_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
     scene, sink = Scene(), ForwarderSink()
     data = b"".join(map(pack, asked))
     assert scene.forwarder.forward(sink, data, 2) == len(data)
@@ -317,7 +317,7 @@ def test_mget_is_error_if_server_reply_is_malformed(reply: bytes) -> None:
     assert sink.replies == [b"-ERR a server's reply has an unexpected form\r\n"]
 
 
-def test_lost_requests_are_sent_again_and_an_mget_by_slots() -> None:
+def test_lost_requests_are_sent_again_and_mget_by_slots() -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.forwarder.forward(sink, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
     connection = scene.connection_of(b"k")
@@ -383,7 +383,7 @@ def test_reply_to_request_before_flush_is_followed_by_invalidation() -> None:
 
 
 @pytest.mark.parametrize(("mode", "word"), [("is_optin", b"YES"), ("is_optout", b"NO")])
-def test_client_caching_is_about_the_next_request(mode: str, word: bytes) -> None:
+def test_client_caching_is_about_next_request(mode: str, word: bytes) -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.use_upstream({0: [KeyOwner(b"j:*", Owner.STATE)]})
     state, caching = tracking_client(scene, mode), pack((b"CLIENT", b"CACHING", word))
@@ -445,7 +445,7 @@ WRITES = (b"SET", b"DEL")
         max_size=6,
     ),
 )
-def test_with_an_upstream_requests_go_to_the_owner_of_their_keys(
+def test_requests_beside_upstream_go_to_owner_of_their_keys(
     formats: list[str], rules: list[tuple[str, Owner, int]], database: int, asked: list[tuple[bytes, ...]]
 ) -> None:
     """The forwarder stops at writes of states' keys and at keys of both backends; it leaves writes with states' reads.
@@ -497,7 +497,7 @@ def test_requests_before_owners_are_known_take_general_path() -> None:
     ]
 
 
-def test_the_first_pattern_of_a_key_decides() -> None:
+def test_first_pattern_of_key_decides() -> None:
     scene = Scene()
     scene.use_upstream({0: [KeyOwner(b"a:b", None), KeyOwner(b"a:*", Owner.STATE)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
@@ -600,7 +600,7 @@ def with_patterns() -> Scene:
     end=st.sampled_from([(), (MULTI,), (MULTI, OF_UPSTREAM), (EXEC,)]),
     cut=st.integers(0, 10),
 )
-def test_a_transaction_over_one_connection_is_sent_as_it_is(
+def test_transaction_over_one_connection_is_sent_as_it_is(
     transactions: list[list[tuple[bytes, ...]]], end: tuple[tuple[bytes, ...], ...], cut: int
 ) -> None:
     """The forwarder stops at one over servers at different epochs, and at one without an EXEC in the same buffer."""
@@ -650,7 +650,7 @@ def reply_to_part(commands: Sequence[tuple[bytes, ...]]) -> list[bytes]:
     protocol=st.sampled_from([2, 3]),
     cut=st.integers(0, 1000),
 )
-def test_a_transaction_over_two_servers_is_divided(
+def test_transaction_over_two_servers_is_divided(
     lists: list[list[tuple[bytes, ...]]], between: bool, protocol: int, cut: int
 ) -> None:
     """Each server gets its commands, to be read at one epoch; the replies are those to the whole."""
@@ -691,7 +691,7 @@ def two_parts() -> tuple[Scene, ForwarderSink, bytes]:
 
 @pytest.mark.parametrize("line", [b"-NOEPOCH job 1:1\r\n", b"-EXECABORT x\r\n", b"+PONG\r\n"])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_refused_transaction_part_resends_the_whole(line: bytes, at: int) -> None:
+def test_refused_transaction_part_resends_whole(line: bytes, at: int) -> None:
     scene, sink, data = two_parts()
     single = slot_of(OF_STATES[1]) % 2
     for number, connection in enumerate(scene.connections):
@@ -717,7 +717,7 @@ def test_refused_transaction_part_resends_the_whole(line: bytes, at: int) -> Non
         (b"$1\r\nb\r\n:1\r\n", True),
     ],
 )
-def test_item_of_divided_transaction_is_a_reply_unless_slot_moved(item: bytes, is_resent: bool) -> None:
+def test_item_of_divided_transaction_is_reply_unless_slot_moved(item: bytes, is_resent: bool) -> None:
     scene, sink, data = two_parts()
     single = slot_of(OF_STATES[1]) % 2
     for number, connection in enumerate(scene.connections):
@@ -763,7 +763,7 @@ def test_transaction_beyond_batch_room_is_forwarded_later() -> None:
         assert took == len(short) or (count < 4_000 and took == len(short + last))
 
 
-def test_a_slot_without_a_connection_in_the_clients_protocol_gets_one() -> None:
+def test_slot_without_connection_in_clients_protocol_gets_one() -> None:
     scene = Scene()
     scene.cluster.slot_connections[3].numbers = bytes(SLOTS)
     data = b"".join(map(pack, (MULTI, (b"GET", b"k"), EXEC)))
@@ -771,7 +771,7 @@ def test_a_slot_without_a_connection_in_the_clients_protocol_gets_one() -> None:
     assert scene.connected == [3]
 
 
-def test_a_long_transaction_is_forwarded_as_a_whole() -> None:
+def test_long_transaction_is_forwarded_whole() -> None:
     scene, sink = Scene(), ForwarderSink()
     data = b"".join(map(pack, [MULTI, *[(b"GET", b"j:1"), (b"GET", b"j:2")] * 1000, EXEC]))
     assert scene.forwarder.forward(sink, data, 2) == len(data)
@@ -820,7 +820,7 @@ def test_incomplete_transaction_may_become_forwardable() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"-MOVED 1 here:2\r\n", b"+PONG\r\n"])
-def test_refused_transaction_is_resent_as_a_whole(reply: bytes) -> None:
+def test_refused_transaction_is_resent_whole(reply: bytes) -> None:
     scene, sink = with_patterns(), ForwarderSink()
     data = b"".join(map(pack, (OF_STATES, MULTI, OF_STATES, EXEC)))
     assert scene.forwarder.forward(sink, data, 2) == len(data)
@@ -837,7 +837,7 @@ def test_refused_transaction_is_resent_as_a_whole(reply: bytes) -> None:
     assert (len(sink.again), sink.replies) == (1, [])
 
 
-def test_an_error_within_a_transaction_of_the_upstream_is_its_reply() -> None:
+def test_error_within_transaction_of_upstream_is_its_reply() -> None:
     scene, sink = with_patterns(), ForwarderSink()
     data = b"".join(map(pack, (MULTI, (b"SET", b"u"), OF_UPSTREAM, EXEC)))
     assert scene.forwarder.forward(sink, data, 2) == len(data)
@@ -868,7 +868,7 @@ def test_redirects_and_former_masters_errors_take_general_path() -> None:
         assert (sink.replies, batch.has_partial) == ([reply] if is_taken else [], False)
 
 
-def test_watched_keys_are_those_after_the_last_exec() -> None:
+def test_watched_keys_are_those_after_last_exec() -> None:
     watch, transaction = (b"WATCH", b"u", b"v"), (MULTI, OF_UPSTREAM, EXEC)
     for may_watch, lines, expected in (
         (True, [watch, (b"WATCH", b"w")], [b"a", b"u", b"v", b"w"]),
@@ -991,7 +991,7 @@ def test_publishing_requests_are_held_before_others() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"$1\r\n1\r\n"])
-def test_a_count_of_keys_fails_with_one_of_its_parts(reply: bytes) -> None:
+def test_count_of_keys_fails_with_one_of_its_parts(reply: bytes) -> None:
     keys = [next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == at) for at in range(2)]
     for wrong in range(2):
         scene, sink = Scene(), ForwarderSink()
@@ -1035,7 +1035,7 @@ class NodeConnections:
         max_size=6,
     ),
 )
-def test_requests_for_a_cluster_go_to_the_nodes_of_their_slots(asked: list[tuple[bytes, ...]]) -> None:
+def test_requests_for_cluster_go_to_nodes_of_their_slots(asked: list[tuple[bytes, ...]]) -> None:
     """The forwarder stops at keys of several slots, and at a slot without a node."""
     scene, upstream = Scene(), NodeConnections()
     scene.use_upstream({}, connection_of=lambda client, protocol, database: upstream)
@@ -1086,7 +1086,7 @@ def test_transaction_is_forwarded_to_node_of_all_its_keys(other: bytes) -> None:
 
 
 @given(reads=st.lists(st.booleans(), min_size=1, max_size=8), answered=st.integers(0, 8))
-def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(reads: list[bool], answered: int) -> None:
+def test_lost_upstream_ends_client_before_reply_of_first_write(reads: list[bool], answered: int) -> None:
     scene, sink = Scene(), ForwarderSink()
     scene.use_upstream({})
     scene.forwarder.forward(
@@ -1135,7 +1135,7 @@ def test_a_lost_upstream_ends_the_client_before_the_reply_of_the_first_write(rea
     ),
     cut=st.integers(0, 100),
 )
-def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list[bytes], cut: int) -> None:
+def test_replies_of_newer_protocol_are_cut_as_frames_cuts_them(replies: list[bytes], cut: int) -> None:
     sent = b"".join(replies)[:cut]
     scene, sinks = Scene(), [ForwarderSink() for _ in replies]
     scene.use_upstream({})
@@ -1149,7 +1149,7 @@ def test_replies_of_the_newer_protocol_are_cut_as_frames_cuts_them(replies: list
     assert took == len(b"".join(map(as_bytes, found)))
 
 
-def test_a_newer_protocol_has_connections_of_its_own() -> None:
+def test_newer_protocol_has_connections_of_its_own() -> None:
     scene, sink = Scene(), ForwarderSink()
     data = pack((b"GET", b"k")) + pack((b"STRLEN", b"k"))
     assert scene.forwarder.forward(sink, data, 3) == len(data)

@@ -67,26 +67,26 @@ def test_chunks_of_input_may_end_anywhere(sent: bytes, places: list[int]) -> Non
 
 
 @given(sent=streams())
-def test_encoded_record_is_the_value_that_a_client_reads(sent: bytes) -> None:
+def test_encoded_record_is_value_that_client_reads(sent: bytes) -> None:
     found, _ = cut_up(sent, [])
     assert [reply.raw for reply in replies_in(b"".join(found))] == found
 
 
 @given(items=st.lists(st.recursive(scalars, _arrays, max_leaves=4), max_size=6), places=st.lists(st.integers(0, 999)))
-def test_an_array_is_taken_apart_into_its_items(items: list[bytes], places: list[int]) -> None:
+def test_array_is_taken_apart_into_its_items(items: list[bytes], places: list[int]) -> None:
     sent = b"*%d\r\n%b" % (len(items), b"".join(items))
     found, _ = cut_up(sent, places)
     assert [list(result_of(items_of(each))) for each in found] == [items]
 
 
-def test_a_number_has_at_most_one_sign_and_is_of_64_bits() -> None:
+def test_number_has_at_most_one_sign_and_is_of_64_bits() -> None:
     assert cut_up(b":--7\r\n", []) == cut_up(b":-\r\n", []) == cut_up(b":%d\r\n" % -(10**19), []) == ([], True)
     assert cut_up(b":%d\r\n" % -(2**63), []) == ([b":-9223372036854775808\r\n"], False)
 
 
 @pytest.mark.compiled
 @given(sent=streams(), places=st.lists(st.integers(0, 1 << 16), max_size=4))
-def test_the_compiled_core_finds_the_same_replies(sent: bytes, places: list[int]) -> None:
+def test_compiled_core_finds_same_replies(sent: bytes, places: list[int]) -> None:
     compiled = cut_up(sent, places)
     with patch.object(native, "core", None):
         assert cut_up(sent, places) == compiled

@@ -98,7 +98,7 @@ def test_replies_are_in_order_except_those_marked_behind(replies: list[tuple[Epo
 
 
 @given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
-def test_client_has_seen_the_newest_epochs_of_its_replies(replies: list[tuple[Epochs, ...]]) -> None:
+def test_client_has_seen_newest_epochs_of_its_replies(replies: list[tuple[Epochs, ...]]) -> None:
     seen = SeenEpochs()
     for announced in replies:
         seen.add(announced)
@@ -129,7 +129,7 @@ def test_job_dropped_everywhere_delays_no_reply() -> None:
     assert has_reached({"j": (1, 5)}, {"j": (1, 5), "k": (1, 1)}, {"k"})
 
 
-def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
+def test_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
     shard = ReplicaChoice("m", ["r", "s"])
     assert shard.choose({"m": {"j": (1, 1)}, "r": {"j": (1, 1)}}, 0.0) == "m"
     assert shard.choose({"r": {"j": (1, 1)}, "s": {"j": (1, 2)}}, 0.1) == "s"
@@ -138,7 +138,7 @@ def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
     assert shard.choose({}, 0.4) == "m"
 
 
-def test_only_a_server_behind_for_long_gives_way() -> None:
+def test_only_server_behind_for_long_gives_way() -> None:
     shard = ReplicaChoice("m", ["r"])
     late = BEHIND_S_MAX + 0.1
     # Always an epoch behind, but never for long.

@@ -55,7 +55,7 @@ def test_any_chunking_gives_same_early_replies(given: list[object], protocol: in
 
 
 @given(given=st.one_of(st.lists(replies, max_size=6), arrays), protocol=st.sampled_from([2, 3]))
-def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
+def test_items_of_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
     sent = encode(given, protocol)
     for reply in (sent, *ReplySplitter(1 << 20).feed(sent)):
         assert list(result_of(items_of(reply))) == [encode(each, protocol) for each in given]
@@ -75,7 +75,7 @@ def test_split_request_asks_each_key_once_in_order(asked: list[bytes]) -> None:
 
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))
-def test_counts_of_a_split_request_are_added_up(asked: list[bytes]) -> None:
+def test_counts_of_split_request_are_added_up(asked: list[bytes]) -> None:
     found = split_by_slot(TABLE.find([b"exists"]), [b"EXISTS", *asked])
     assert found is not None
     parts, merge = found
@@ -83,7 +83,7 @@ def test_counts_of_a_split_request_are_added_up(asked: list[bytes]) -> None:
 
 
 @given(bounds=st.sets(st.integers(1, SLOTS - 1), max_size=6), owners=st.lists(st.sampled_from("abc"), min_size=7))
-def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owners: list[str]) -> None:
+def test_every_slot_has_owner_that_topology_names(bounds: set[int], owners: list[str]) -> None:
     starts = [0, *sorted(bounds)]
     ends = [*(start - 1 for start in starts[1:]), SLOTS - 1]
     ranges = list(zip(starts, ends, owners, strict=False))

@@ -75,7 +75,7 @@ def _parsed(chunks: list[bytes], is_restricted: bool, in_chunks: bool) -> tuple[
 
 
 @given(st.one_of(requests_sent, like_requests, columns_sent), cuts)
-def test_any_chunking_gives_the_requests_that_were_sent(sent: list[list[bytes]], places: list[int]) -> None:
+def test_any_chunking_gives_requests_that_were_sent(sent: list[list[bytes]], places: list[int]) -> None:
     data = b"".join(map(packed, sent))
     assert outcome(cut(data, places)) == (sent, None)
     assert outcome([data]) == (sent, None)
@@ -108,7 +108,7 @@ inputs_alike = st.one_of(
 @example([HEAD + b"$1\r\na\r\n*", HEAD + b"$1\r\na\r\n"])
 @example([HEAD + b"$3\r\n", HEAD])
 @example([HEAD + b"$9\r\na\r\n", HEAD + b"$1\r\na\r\n"])
-def test_inputs_split_together_give_each_client_the_requests_that_it_sent(inputs: list[bytes]) -> None:
+def test_inputs_split_together_give_each_client_requests_that_it_sent(inputs: list[bytes]) -> None:
     counts, requests = split_together(inputs)
     assert len(counts) == len(inputs) and sum(counts) == len(requests)
     left = [list(request) for request in requests]
@@ -136,7 +136,7 @@ def test_whole_requests_of_one_command_are_all_split_together(inputs: list[bytes
 @example(b'"\\x4', [1])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" * 3 + b"*2\r\n$3\r\nGET\r\n$12\r\n", [])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET\r\n$x\r\nb\r\n", [])
-def test_garbage_has_the_same_outcome_for_any_chunking(data: bytes, places: list[int]) -> None:
+def test_garbage_has_same_outcome_for_any_chunking(data: bytes, places: list[int]) -> None:
     requests, error = outcome([data])
     for chunks in (cut(data, places), [data[at : at + 1] for at in range(len(data))]):
         others, other_error = outcome(chunks)
@@ -145,7 +145,7 @@ def test_garbage_has_the_same_outcome_for_any_chunking(data: bytes, places: list
 
 
 @given(garbage, cuts)
-def test_a_restricted_parser_gives_the_same_requests_up_to_its_error(data: bytes, places: list[int]) -> None:
+def test_restricted_parser_gives_same_requests_up_to_its_error(data: bytes, places: list[int]) -> None:
     requests, error = outcome([data])
     restricted, other_error = outcome(cut(data, places), is_restricted=True)
     assert restricted == requests[: len(restricted)]

@@ -26,7 +26,7 @@ CHANGES = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(CHANGES, max_size=40), st.integers(1, 10), st.integers(1, 1000))
-def test_runs_are_sorted_and_keep_the_order_of_each_key(changes: list[Change], rows_max: int, bytes_max: int) -> None:
+def test_runs_are_sorted_and_keep_order_of_each_key(changes: list[Change], rows_max: int, bytes_max: int) -> None:
     with (
         patch("state_backend.model.records.RUN_ROWS_MAX", rows_max),
         patch("state_backend.model.records.RUN_BYTES_MAX", bytes_max),

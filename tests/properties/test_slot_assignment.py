@@ -262,7 +262,7 @@ def test_assignment_settles_with_all_slots_answered_after_any_events(
     assert version == (None if play.assignment.topology is None else play.assignment.topology.version)
 
 
-def test_server_with_a_newer_topology_is_sent_no_older_one() -> None:
+def test_server_with_newer_topology_is_sent_no_older_one() -> None:
     play = Play(0)
     for count in (1, 2):
         for _ in range(count):
@@ -338,7 +338,7 @@ def _members(count: int, **of_first: Any) -> dict[str, Member]:
     return made
 
 
-def test_members_make_shards_of_a_master_and_its_replicas() -> None:
+def test_members_make_shards_of_master_and_its_replicas() -> None:
     for count, replicas, sizes in (
         (1, 0, [1]),
         (3, 0, [1, 1, 1]),
@@ -393,7 +393,7 @@ def _shown(play: Play) -> list[tuple[str, str, str]]:
     return [(node.id, str(node.slots), str(node.health)) for node in topology.nodes]
 
 
-def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
+def test_slots_move_in_order_in_which_they_are_always_answered() -> None:
     play = Play(0)
     play.join()
     play.settle()
@@ -429,7 +429,7 @@ def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
     assert str(first.desired_slots) == "0-8191,9001-16383"
 
 
-def test_slots_just_handed_over_return_if_the_new_owner_is_lost() -> None:
+def test_slots_just_handed_over_return_if_new_owner_is_lost() -> None:
     play = Play(0)
     play.join()
     play.settle()
@@ -450,7 +450,7 @@ def test_slots_just_handed_over_return_if_the_new_owner_is_lost() -> None:
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "fail")]
 
 
-def test_server_takes_no_slots_before_it_knows_the_jobs_and_their_epochs() -> None:
+def test_server_takes_no_slots_before_it_knows_jobs_and_their_epochs() -> None:
     play = Play(0)
     play.join()
     play.settle()
@@ -506,7 +506,7 @@ def test_next_registry_continues_from_shown_topology() -> None:
         assert play.assignment.topology.version == version + 1
 
 
-def test_server_does_not_return_to_an_address_of_another_server() -> None:
+def test_server_does_not_return_to_address_of_another_server() -> None:
     play = Play(0)
     play.join()
     play.join()
@@ -530,7 +530,7 @@ def test_plan_with_zones_is_stable(zones: list[str], replicas: int) -> None:
     assert plan(planned, members, replicas) == planned
 
 
-def test_each_shard_keeps_a_member_when_the_executors_leave_in_any_order() -> None:
+def test_each_shard_keeps_member_when_executors_leave_in_any_order() -> None:
     shards: tuple[Shard, ...] = ()
     members = {}
     for at, zone in enumerate(["app", "app", "", "", "app", ""]):

@@ -38,7 +38,7 @@ def test_union_intersection_and_difference_are_those_of_sets(one: SlotSet, other
 
 
 @given(GROUPS, st.lists(EDGES, min_size=1, max_size=20))
-def test_a_slot_is_among_them_if_one_of_the_ranges_has_it(groups: SlotSet, slots: list[int]) -> None:
+def test_slot_is_among_them_if_one_of_ranges_has_it(groups: SlotSet, slots: list[int]) -> None:
     numbers = set(groups)
     first, last = min(slots), max(slots)
     assert [slot in groups for slot in slots] == [slot in numbers for slot in slots]
@@ -47,7 +47,7 @@ def test_a_slot_is_among_them_if_one_of_the_ranges_has_it(groups: SlotSet, slots
 
 
 @given(GROUPS.filter(bool), st.data())
-def test_each_slot_is_one_that_a_random_position_may_be_in(groups: SlotSet, data: st.DataObject) -> None:
+def test_each_slot_is_one_that_random_position_may_be_in(groups: SlotSet, data: st.DataObject) -> None:
     nth, place = data.draw(st.integers(0, len(groups) - 1)), data.draw(st.integers(0, (1 << HASH_BITS) - 1))
     with patch("state_backend.model.slot_set.randrange", side_effect=[nth, place]) as drawn:
         assert groups.random_position() == list(groups)[nth] << HASH_BITS | place
@@ -60,7 +60,7 @@ def test_written_text_is_read_back(groups: SlotSet) -> None:
 
 
 @given(st.text(alphabet="0123456789-, x", max_size=12))
-def test_any_text_is_slots_or_an_error_of_ours(text: str) -> None:
+def test_any_text_is_slots_or_error_of_ours(text: str) -> None:
     try:
         groups = SlotSet.parse(text)
     except SlotSetError:
@@ -68,7 +68,7 @@ def test_any_text_is_slots_or_an_error_of_ours(text: str) -> None:
     assert SlotSet.parse(str(groups)) == groups
 
 
-def test_all_and_none() -> None:
+def test_slot_sets_of_all_and_of_no_slots() -> None:
     assert (str(ALL), len(ALL), str(NONE), len(NONE)) == ("0-16383", SLOTS, "", 0)
     assert SlotSet.parse("") == SlotSet.parse(" ") == NONE
     assert ALL - ALL == NONE
@@ -77,12 +77,12 @@ def test_all_and_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "1--2", "1-2-3", "1,,2", ",", "+1", "1_0", "٣"])
-def test_a_text_that_is_no_range_is_named(text: str) -> None:
+def test_text_that_is_no_range_is_named(text: str) -> None:
     with pytest.raises(SlotSetError, match="is no range of slots"):
         SlotSet.parse(text)
 
 
 @pytest.mark.parametrize("text", ["16384", "0-16384", "5-4"])
-def test_a_range_that_cannot_be_is_named(text: str) -> None:
+def test_range_that_cannot_be_is_named(text: str) -> None:
     with pytest.raises(SlotSetError, match=r"\d+-\d+ is no range of slots: slots are"):
         SlotSet.parse(text)

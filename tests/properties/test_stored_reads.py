@@ -116,7 +116,7 @@ def run(test: Any, forwarded: list[KeyOwner] = SOME_FORWARDED) -> None:
     endings,
     st.sampled_from([2, 3]),
 )
-def test_stored_reads_equal_the_servers_replies(sent: list[list[bytes]], ending: bytes, protocol: int) -> None:
+def test_stored_reads_equal_servers_replies(sent: list[list[bytes]], ending: bytes, protocol: int) -> None:
     data = requests(sent) + ending
 
     def test(scene: Scene) -> None:
@@ -152,7 +152,7 @@ def test_reads_of_stored_keys_are_all_answered(protocol: int) -> None:
     run(test, [KeyOwner(b"j:*", Owner.STATE)])
 
 
-def test_a_session_that_needs_more_than_the_forwarder_is_left_to_it() -> None:
+def test_session_that_needs_more_than_forwarder_is_left_to_it() -> None:
     data = requests([[b"GET", b"j:v:0"]])
 
     def test(scene: Scene) -> None:

@@ -289,7 +289,7 @@ def all_in_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     "first",
     [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(100_000, 120_000, 1_000))],
 )
-def test_nothing_is_lost_in_any_schedule(first: int) -> None:
+def test_no_acknowledged_epoch_is_lost_in_any_schedule(first: int) -> None:
     scenes = [run(seed) for seed in range(first, first + (25 if first < 100_000 else 1_000))]
     assert sum(len(scene.acknowledged) for scene in scenes) > 10 * len(scenes)
     assert sum(scene.reads for scene in scenes) > 5 * len(scenes)
@@ -297,6 +297,6 @@ def test_nothing_is_lost_in_any_schedule(first: int) -> None:
     assert sum(any(path.endswith(".swept") for path in scene.filesystem.files) for scene in scenes) > len(scenes) // 20
 
 
-def test_an_applier_follows_through_any_schedule(tmp_path: Path) -> None:
+def test_applier_follows_through_any_schedule(tmp_path: Path) -> None:
     for seed in range(200_000, 200_000 + examples(10)):
         run(seed, tmp_path / str(seed))

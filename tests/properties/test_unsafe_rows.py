@@ -78,7 +78,7 @@ def test_damaged_rows_are_errors_or_differ(given_rows: tuple[pa.StructType, list
 
 @settings(max_examples=examples(20))
 @given(ROWS, st.integers(0, 1000))
-def test_rows_shorter_than_their_fields_are_an_error(given_rows: tuple[pa.StructType, list[Any]], size: int) -> None:
+def test_rows_shorter_than_their_fields_are_error(given_rows: tuple[pa.StructType, list[Any]], size: int) -> None:
     schema, rows = given_rows
     content, starts, _ = encoded(rows[:1], schema)
     size %= (schema.num_fields + 63) // 64 * 8 + 8 * schema.num_fields

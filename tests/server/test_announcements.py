@@ -58,14 +58,14 @@ def announcing(tmp_path: Path) -> Iterator[Callable[..., Announcer]]:
         each.close()
 
 
-def test_an_epoch_is_announced_with_its_job_and_term(announcing: Callable[..., Announcer]) -> None:
+def test_epoch_is_announced_with_its_job_and_term(announcing: Callable[..., Announcer]) -> None:
     with listening() as (port, receiver), listening() as (other_port, other):
         announcer = announcing(f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
         announcer.announce("job", 3, 7)
         eventually(lambda: receiver.noticed == other.noticed == [("job", 3, 7)], awaited="the announcement")
 
 
-def test_the_newest_epoch_is_announced_once_the_receiver_is_back(announcing: Callable[..., Announcer]) -> None:
+def test_newest_epoch_is_announced_once_receiver_is_back(announcing: Callable[..., Announcer]) -> None:
     with listening() as (port, receiver):
         announcer = announcing(f"127.0.0.1:{port}")
         announcer.announce("job", 1, 0)
@@ -107,7 +107,7 @@ def test_moved_registry_is_found_by_its_record(announcing: Callable[..., Announc
         eventually(lambda: ("job", 1, 2) in receiver.noticed, awaited="the registry of the next term")
 
 
-def test_without_a_token_there_are_no_announcements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announcements_need_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     Announcer(str(tmp_path)).announce("job", 1, 1)
     with pytest.raises(ValueError, match=f"set {TOKEN_VARIABLE} to the same secret"):
@@ -116,7 +116,7 @@ def test_without_a_token_there_are_no_announcements(tmp_path: Path, monkeypatch:
         Announcer(str(tmp_path), ["here"], token=TOKEN)
 
 
-def test_the_port_takes_announcements_with_the_token_and_nothing_else() -> None:
+def test_port_takes_announcements_with_token_and_nothing_else() -> None:
     with listening() as (port, receiver):
         with Client("127.0.0.1", port, password=TOKEN) as client:
             assert client.call("NOTICE", "job", "1") == "OK"
@@ -145,7 +145,7 @@ def test_epochs_are_announced_over_tls(tmp_path: Path, has_certificate: bool) ->
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_server_with_an_upstream_takes_announcements_over_tls_as_it_serves_its_clients(
+def test_server_with_upstream_takes_announcements_over_tls_as_it_serves_its_clients(
     tmp_path: Path, start: Start, workers: str
 ) -> None:
     authority = Authority(tmp_path)
@@ -175,7 +175,7 @@ def value_of(reader: redis.Redis) -> object:
     return None
 
 
-def test_a_writer_without_spark_announces_its_epochs(tmp_path: Path, announcing: Callable[..., Announcer]) -> None:
+def test_writer_without_spark_announces_its_epochs(tmp_path: Path, announcing: Callable[..., Announcer]) -> None:
     with listening() as (port, receiver):
         announcer = announcing(f"127.0.0.1:{port}")
         with LogWriter(tmp_path, "job", [STATE], announce=announcer.announce) as writer:
@@ -221,7 +221,7 @@ def test_serve_listens_for_announcements(start: Start, tmp_path: Path) -> None:
         assert client.call("NOTICE", "job", "1", "1") == "OK"
 
 
-def test_serve_refuses_announcements_without_a_token(tmp_path: Path) -> None:
+def test_serve_refuses_announcements_without_token(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sparkis", "serve", "--log", str(tmp_path), "--announcements", "0"]
     environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S_MAX)

@@ -290,7 +290,7 @@ async def test_restarted_applier_takes_newest_desired_slots(tmp_path: Path) -> N
         assert scene.read("a") == of(HIGH, "a", b"1")
 
 
-def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server that runs has opened the job before the query, with an older checkpoint, commits its first epoch."""
 
     async def follow() -> None:
@@ -327,7 +327,7 @@ async def test_idle_jobs_have_no_process_until_there_is_work(folder: Path) -> No
 
 
 @scenario
-async def test_a_job_at_rest_gets_the_slots_that_it_is_to_own(folder: Path) -> None:
+async def test_job_at_rest_gets_slots_that_it_is_to_own(folder: Path) -> None:
     async with epoch_feed(folder, LOW, "a", rest_after_s=0.1) as scene:
         await eventually_async(lambda: scene.appliers.idle)
         scene.appliers.set_desired_slots(ALL)
@@ -336,7 +336,7 @@ async def test_a_job_at_rest_gets_the_slots_that_it_is_to_own(folder: Path) -> N
 
 
 @scenario
-async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) -> None:
+async def test_job_with_key_that_soon_expires_does_not_rest(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "later", "soon", rest_after_s=0.1) as scene:
         for job, lifetime_ms in (("later", 3_600_000), ("soon", REST_MS_MIN // 2)):
             scene.log.publish_one(job, b"x", now_ms() + lifetime_ms)
@@ -346,7 +346,7 @@ async def test_a_job_with_a_key_that_soon_expires_does_not_rest(folder: Path) ->
 
 @on_linux
 @scenario
-async def test_an_epoch_of_a_local_log_is_applied_without_a_poll(folder: Path) -> None:
+async def test_epoch_of_local_log_is_applied_without_poll(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "a", "b", probe_interval_s=HOUR_S) as scene:
         for _ in range(3):
             epoch = scene.log.publish("a", b"1")
@@ -369,7 +369,7 @@ def without_listings(monkeypatch: pytest.MonkeyPatch) -> None:
 @on_linux
 @pytest.mark.usefixtures("without_listings")
 @scenario
-async def test_a_new_job_of_a_local_log_is_served_before_the_next_listing(folder: Path) -> None:
+async def test_new_job_of_local_log_is_served_before_next_listing(folder: Path) -> None:
     async with epoch_feed(folder, ALL, "old") as scene:
         for name in ("waiting", "of-others"):
             (scene.log.root / name).mkdir()
@@ -418,7 +418,7 @@ def _reached(scene: Scene, job: str) -> int:
 
 @pytest.mark.usefixtures("without_listings")
 @scenario
-async def test_an_announced_job_is_served_before_the_next_listing(folder: Path) -> None:
+async def test_announced_job_is_served_before_next_listing(folder: Path) -> None:
     async with epoch_feed(folder, ALL) as scene:
         await scene.appliers.notice("unknown")
         for job in ("a", "b"):
@@ -427,7 +427,7 @@ async def test_an_announced_job_is_served_before_the_next_listing(folder: Path) 
             await scene.until(lambda job=job, epoch=epoch: _reached(scene, job) == epoch)  # type: ignore[misc]
 
 
-def test_the_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:
+def test_log_names_a_few_of_many_states(start: Start, tmp_path: Path) -> None:
     states = [StateDescriptor(f"s{number:04}", key="car", value="kmh") for number in range(3 * STATES_LOGGED_MAX)]
     write_log(tmp_path / "log", "job", states, [put_value("s0000", b"job:s0000:1", b"7")])
     server = start("serve", "--log", tmp_path / "log", "--store", tmp_path / "store", "--port", 0)

@@ -37,7 +37,7 @@ def publish(log: Path, job: str, epochs: int, start_ms: int = START_MS) -> None:
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_a_past_epoch_is_served_and_does_not_change(tmp_path: Path, workers: str) -> None:
+def test_past_epoch_is_served_and_does_not_change(tmp_path: Path, workers: str) -> None:
     log, store = tmp_path / "log", tmp_path / "store"
     store.mkdir()
     publish(log, "job", 20)
@@ -58,7 +58,7 @@ def test_a_past_epoch_is_served_and_does_not_change(tmp_path: Path, workers: str
             client.set("job:temp:a", "x")
 
 
-def test_a_time_is_the_newest_epoch_of_each_job_up_to_it(tmp_path: Path) -> None:
+def test_time_selects_newest_epoch_of_each_job_up_to_it(tmp_path: Path) -> None:
     log, store = tmp_path / "log", tmp_path / "store"
     store.mkdir()
     publish(log, "early", 5)

@@ -59,7 +59,7 @@ def test_one_command_serves_several_checkpoints(checkpoints: list[Path], log: Pa
     assert ServerFile.read(folder_of(str(log))) is None
 
 
-def test_a_second_command_finds_the_server_of_the_first_and_keeps_it(checkpoints: list[Path], log: Path):
+def test_second_command_finds_server_of_first_and_keeps_it(checkpoints: list[Path], log: Path):
     shared = ("--log", log, "--serve", "--port", 0)
     with command("attach", "--checkpoint", checkpoints[0], "--job", "a", *shared) as first:
         url = url_of(first)
@@ -73,7 +73,7 @@ def test_a_second_command_finds_the_server_of_the_first_and_keeps_it(checkpoints
         jobs_of(url)
 
 
-def test_a_killed_command_leaves_the_server_which_the_next_one_takes_over(checkpoints: list[Path], log: Path):
+def test_killed_command_leaves_server_which_next_one_takes_over(checkpoints: list[Path], log: Path):
     given = ("--checkpoint", checkpoints[0], "--job", "a", "--log", log, "--serve", "--port", 0, "--linger", 3600)
     with command("attach", *given) as killed:
         url = url_of(killed)

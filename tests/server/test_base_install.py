@@ -86,11 +86,11 @@ def served(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Re
         process.stdout.close()
 
 
-def test_a_base_install_is_six_packages_beside_this_one() -> None:
+def test_base_install_is_six_packages_beside_this_one() -> None:
     assert base_distributions() == {"hiredis", "lmdb", "numpy", "pyarrow", "tomlkit", "uvloop"}
 
 
-def test_a_base_install_serves_a_log(python: Path, tmp_path: Path) -> None:
+def test_base_install_serves_log(python: Path, tmp_path: Path) -> None:
     with served(python, tmp_path) as (client, errors):
         assert client.get("job:s:a") == b"1"
         assert client.info("server")["multiplexing_api"] == "uvloop"
@@ -113,7 +113,7 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_function_that_needs_spark_names_the_extra_in_one_line(python: Path) -> None:
+def test_function_that_needs_spark_names_extra_in_one_line(python: Path) -> None:
     script = """
 import sparkis
 for name in sparkis.__all__:
@@ -131,7 +131,7 @@ for name in sparkis.__all__:
     ]
 
 
-def test_command_that_needs_spark_names_the_extra_in_one_line(python: Path) -> None:
+def test_command_that_needs_spark_names_extra_in_one_line(python: Path) -> None:
     for command, extra in (
         (["attach", "--checkpoint", "/nowhere", "--reader", "spark", "--list"], "spark"),
         (["demo"], "demo"),
@@ -143,14 +143,14 @@ def test_command_that_needs_spark_names_the_extra_in_one_line(python: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["ui", "top"])
-def test_page_names_the_extra_in_one_line(python: Path, command: str) -> None:
+def test_page_names_extra_in_one_line(python: Path, command: str) -> None:
     answered = run(python, "-m", "sparkis", command)
     assert answered.returncode == 1
     (line,) = answered.stderr.splitlines()
     assert re.fullmatch(rf"sparkis {command}: needs redis, .*: pip install 'sparkis\[ui\]'", line)
 
 
-def test_a_checkpoint_is_inspected_read_and_attached_to_without_spark_and_java(python: Path, tmp_path: Path) -> None:
+def test_checkpoint_is_inspected_read_and_attached_to_without_spark_and_java(python: Path, tmp_path: Path) -> None:
     with tarfile.open(ROOT / "tests" / "golden" / "airports.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     checkpoint = str(tmp_path / "airports")

@@ -87,7 +87,7 @@ def test_end_is_reported_once_and_nothing_is_sent_after_it() -> None:
     run(body)
 
 
-def test_a_line_that_is_not_understood_does_not_stop_the_next_one() -> None:
+def test_line_that_is_not_understood_does_not_stop_next_one() -> None:
     async def body(one: End, other: End) -> None:
         one.channel.send({"is_bad": True})
         one.channel.send({"n": 1})
@@ -97,7 +97,7 @@ def test_a_line_that_is_not_understood_does_not_stop_the_next_one() -> None:
     run(body)
 
 
-def test_a_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "UNSENT_BYTES_MAX", 1 << 20)
 
     async def body(one: End, other: End) -> None:
@@ -109,7 +109,7 @@ def test_a_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatc
     run(body)
 
 
-def test_standing_still_takes_lines_and_does_nothing_else() -> None:
+def test_blocked_loop_takes_lines_and_runs_nothing_else() -> None:
     async def body(one: End, other: End) -> None:
         did_more: list[int] = []
         asyncio.get_running_loop().call_soon(did_more.append, 1)
@@ -123,7 +123,7 @@ def test_standing_still_takes_lines_and_does_nothing_else() -> None:
     run(body)
 
 
-def test_standing_still_ends_with_its_time_and_with_the_line() -> None:
+def test_blocked_loop_ends_after_its_time_or_with_channel() -> None:
     async def body(one: End, other: End) -> None:
         assert not other.channel.block_until(lambda: False, 0.01)
         one.channel.close()

@@ -17,7 +17,7 @@ from resp_server.net.client import Client, ClientError
 from resp_server.net.tls import TlsFiles, client_context, server_context
 
 
-def test_a_url_leads_to_replies(serve: Callable[..., Any]) -> None:
+def test_client_from_url_reads(serve: Callable[..., Any]) -> None:
     port = serve(password="a b").server.port
     with Client.from_url(f"redis://:a%20b@127.0.0.1:{port}") as client:
         assert client.call("GET", "job:temp:5") == "5"
@@ -29,7 +29,7 @@ def test_a_url_leads_to_replies(serve: Callable[..., Any]) -> None:
         Client.from_url(f"redis://:wrong@127.0.0.1:{port}", other_password="a b")
 
 
-def test_an_error_reply_is_raised_with_the_address(serve: Callable[..., Any]) -> None:
+def test_error_reply_is_raised_with_address(serve: Callable[..., Any]) -> None:
     port = serve().server.port
     with Client("127.0.0.1", port) as client:
         with pytest.raises(ClientError, match=f"127.0.0.1:{port}: READONLY"):
@@ -37,19 +37,19 @@ def test_an_error_reply_is_raised_with_the_address(serve: Callable[..., Any]) ->
         assert client.call("PING") == "PONG"
 
 
-def test_a_wrong_password_is_raised_at_once(serve: Callable[..., Any]) -> None:
+def test_wrong_password_is_raised_at_once(serve: Callable[..., Any]) -> None:
     port = serve(password="secret").server.port
     with pytest.raises(ClientError, match="WRONGPASS"):
         Client("127.0.0.1", port, password="other")
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_refused_connection_names_address() -> None:
     port = free_port()
     with pytest.raises(ClientError, match=f"cannot connect to 127.0.0.1:{port}"):
         Client("127.0.0.1", port)
 
 
-def test_silent_server_is_a_timeout() -> None:
+def test_silent_server_is_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = Client("127.0.0.1", silent.getsockname()[1], timeout_s=0.05)
         with client, pytest.raises(ClientError, match="did not reply to PING"):
@@ -59,7 +59,7 @@ def test_silent_server_is_a_timeout() -> None:
 @pytest.mark.parametrize(
     ("with_tls", "hint"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
 )
-def test_early_end_of_connection_is_an_error_with_likely_causes(tmp_path: Path, with_tls: bool, hint: str) -> None:
+def test_early_end_of_connection_is_error_with_likely_causes(tmp_path: Path, with_tls: bool, hint: str) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
@@ -99,7 +99,7 @@ def test_invalid_redis_url_is_named(url: str) -> None:
         "redis://:planted@",
     ],
 )
-def test_error_about_a_url_hides_its_password(url: str) -> None:
+def test_error_about_url_hides_its_password(url: str) -> None:
     with pytest.raises(ClientError, match=r"@127\.0\.0\.1|@'") as error:
         Client.from_url(url)
     assert "planted" not in str(error.value)

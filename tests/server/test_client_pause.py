@@ -45,7 +45,7 @@ def test_pause_ends_after_its_timeout(serve: Callable[..., Any]) -> None:
     assert not running.call(lambda: server.observation.is_on)
 
 
-def test_pause_does_not_interrupt_a_reply(serve: Callable[..., Any]) -> None:
+def test_pause_does_not_interrupt_reply(serve: Callable[..., Any]) -> None:
     running = serve()
     peer = running.connect()
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")

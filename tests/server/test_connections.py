@@ -78,7 +78,7 @@ def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
         peer.expect_reply(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
 
 
-def test_small_request_waits_for_no_pipeline_but_the_first(hurried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_request_waits_for_no_pipeline_but_first(hurried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order, _ = arrive(hurried, monkeypatch, PIPELINE, PIPELINE, PIPELINE, PING)
     for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
         peer.expect(expected)
@@ -103,7 +103,7 @@ def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
     assert peer.read(len(PONG)) == PONG
 
 
-def test_a_request_may_come_in_chunks(serve: Callable[..., Any]) -> None:
+def test_request_may_come_in_chunks(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in get(b"job:temp:5"):
@@ -129,14 +129,14 @@ def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
     peer.expect_reply(b"RESET\r\nGET nope\r\n", b"+RESET\r\n$-1\r\n")
 
 
-def test_a_password_is_asked_for_and_lifts_the_limits_at_once(serve: Callable[..., Any]) -> None:
+def test_password_is_asked_for_and_lifts_limits_at_once(serve: Callable[..., Any]) -> None:
     peer = serve(password="secret").connect()
     peer.expect_reply(get(b"job:temp:1"), b"-NOAUTH Authentication required.\r\n")
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
     peer.expect_reply(b"AUTH secret\r\n" + mget + get(b"job:temp:1"), b"+OK\r\n*11\r\n" + b"$-1\r\n" * 11 + bulk(b"1"))
 
 
-def test_without_a_password_long_requests_are_refused(serve: Callable[..., Any]) -> None:
+def test_long_requests_before_login_are_refused(serve: Callable[..., Any]) -> None:
     server = serve(password="secret")
     counted, long = server.connect(), server.connect()
     counted.send(b"*11\r\n")
@@ -147,7 +147,7 @@ def test_without_a_password_long_requests_are_refused(serve: Callable[..., Any])
 
 
 @pytest.mark.parametrize("before", [b"", b"MULTI\r\n"], ids=["plain", "in MULTI"])
-def test_requests_behind_a_reset_in_one_buffer_are_those_of_a_client_without_a_login(
+def test_requests_behind_reset_in_one_buffer_are_those_of_client_without_login(
     serve: Callable[..., Any], before: bytes
 ) -> None:
     server = serve(password="secret")
@@ -165,19 +165,19 @@ def test_requests_behind_a_reset_in_one_buffer_are_those_of_a_client_without_a_l
         assert peer.read_all() == expected
 
 
-def test_a_broken_request_is_answered_after_those_before_it_and_closed(serve: Callable[..., Any]) -> None:
+def test_broken_request_is_answered_after_those_before_it_and_closed(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(PING + b"*1\r\n+PING\r\n" + PING)
     assert peer.read_all() == PONG + b"-ERR Protocol error: expected '$', got '+'\r\n"
 
 
-def test_a_browser_is_closed_in_silence(serve: Callable[..., Any]) -> None:
+def test_connection_of_browser_is_closed_without_reply(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(b"POST / HTTP/1.1\r\nHost: here\r\n\r\n")
     assert peer.is_closed
 
 
-def test_too_large_a_query_is_closed_in_silence(serve: Callable[..., Any]) -> None:
+def test_too_large_query_is_closed_without_reply(serve: Callable[..., Any]) -> None:
     peer = serve(client_query_buffer_limit=100_000).connect()
     peer.send(b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"x" * 200_000)
     assert peer.read_until_cut() == b""
@@ -189,7 +189,7 @@ def test_quit_closes_after_its_reply(serve: Callable[..., Any]) -> None:
     assert peer.read_all() == PONG + b"+OK\r\n"
 
 
-def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) -> None:
+def test_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(b"HKEYS job:visits:/\r\n" + PING)
     peer.socket.shutdown(socket.SHUT_WR)
@@ -198,7 +198,7 @@ def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) ->
     assert reply.endswith(PONG)
 
 
-def test_client_beyond_the_limit_gets_an_error(serve: Callable[..., Any]) -> None:
+def test_client_beyond_limit_gets_error(serve: Callable[..., Any]) -> None:
     server = serve(maxclients=2)
     first, second = server.connect(), server.connect()
     first.expect_reply(PING, PONG)
@@ -230,7 +230,7 @@ def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
         server.connect()
 
 
-def test_a_stopped_server_lets_go_of_its_snapshots(serve: Callable[..., Any]) -> None:
+def test_stopped_server_lets_go_of_its_snapshots(serve: Callable[..., Any]) -> None:
     server = serve()
     server.connect().expect_reply(get(b"job:temp:1"), bulk(b"1"))
     server.run(server.server.stop())
@@ -258,7 +258,7 @@ def test_protected_mode_denies_other_machines(serve: Callable[..., Any]) -> None
     serve(hosts=("0.0.0.0",), password="x").connect(address).expect_reply(b"AUTH x\r\n", b"+OK\r\n")
 
 
-def test_both_loopback_addresses_share_a_port(serve: Callable[..., Any]) -> None:
+def test_both_loopback_addresses_share_port(serve: Callable[..., Any]) -> None:
     server = serve(hosts=("127.0.0.1", "::1"))
     server.connect().expect_reply(PING, PONG)
     if len(server.server._listeners) < 2:

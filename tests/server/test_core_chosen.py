@@ -33,7 +33,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
         yield servers
 
 
-def test_log_names_the_core_that_runs(both: dict[str, Running]) -> None:
+def test_log_names_core_that_runs(both: dict[str, Running]) -> None:
     for core, server in both.items():
         with server.connect() as connection:
             assert b"\r\nsparkis_core:%b\r\n" % core.encode() in connection.call("INFO", "server").value
@@ -43,7 +43,7 @@ def test_log_names_the_core_that_runs(both: dict[str, Running]) -> None:
 
 
 @pytest.mark.parametrize("hello", [b"HELLO 2\r\n", b"HELLO 3\r\n"])
-def test_both_answer_the_same(both: dict[str, Running], dataset: Dataset, hello: bytes) -> None:
+def test_compiled_and_python_core_reply_alike(both: dict[str, Running], dataset: Dataset, hello: bytes) -> None:
     asked = []
     for key in [*dataset.keys, "nothing:here"]:
         name = key if isinstance(key, bytes) else key.encode()

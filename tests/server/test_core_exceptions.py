@@ -20,7 +20,7 @@ pytestmark = pytest.mark.compiled
 STATES = [StateDescriptor("z", key="k", member="m", score="s")]
 
 
-def test_requests_before_a_partial_one_are_answered_when_the_core_raises(
+def test_requests_before_partial_one_are_answered_when_core_raises(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raising(number: float) -> bytes:

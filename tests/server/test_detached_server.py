@@ -178,7 +178,7 @@ def test_server_with_two_drivers_ends_with_last_or_with_command(drive: Callable[
     assert "has a server for" in done.stderr
 
 
-def test_failed_start_gives_its_reason_in_the_error(drive: Callable[..., Driver]) -> None:
+def test_failed_start_gives_its_reason_in_error(drive: Callable[..., Driver]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         refused = drive(port=port)
@@ -186,7 +186,7 @@ def test_failed_start_gives_its_reason_in_the_error(drive: Callable[..., Driver]
     assert str(port) in refused.said["error"]
 
 
-def test_status_asks_the_server_of_a_log(drive: Callable[..., Driver], tmp_path: Path) -> None:
+def test_status_asks_server_of_log(drive: Callable[..., Driver], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sparkis", "status", "--json", "--log", str(tmp_path / "log")]
     driver = drive()
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)

@@ -102,7 +102,7 @@ def _is_refused(port: int) -> bool:
     return False
 
 
-def test_a_second_signal_ends_a_drain_at_once(start: Start, log: Path, tmp_path: Path) -> None:
+def test_second_signal_ends_drain_at_once(start: Start, log: Path, tmp_path: Path) -> None:
     served = Served(start, *serving(log, tmp_path, "--drain-timeout", 1000))
     with served.connect() as slow:
         slow.sendall(request("GET", "job:s:large") * 20)
@@ -184,7 +184,7 @@ def test_next_server_takes_over_port_and_no_read_fails(start: Start, log: Path, 
 
 
 @pytest.mark.slow
-def test_none_of_100_000_reads_fails_when_the_next_server_takes_over(start: Start, log: Path, tmp_path: Path) -> None:
+def test_no_read_of_100_000_fails_during_takeover_of_port(start: Start, log: Path, tmp_path: Path) -> None:
     first, second = (serving(log, tmp_path / name, *SHARED) for name in "ab")
     next_to(start, first, second, 100_000)
 

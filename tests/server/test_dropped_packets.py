@@ -114,7 +114,7 @@ def test_promoted_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path,
                 assert [connection.read().plain for _ in asked][-1] == reply
 
 
-def test_retries_of_mute_host_cost_no_request_a_timeout(tmp_path: Path) -> None:
+def test_retries_of_mute_host_cost_no_request_timeout(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *HALVES)
         relay = relay_to(stack, cluster.ports[1])

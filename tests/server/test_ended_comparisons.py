@@ -23,7 +23,7 @@ COMPARISONS = {
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_sigterm_ends_a_comparison_with_its_servers(name: str, tmp_path: Path) -> None:
+def test_sigterm_ends_comparison_with_its_servers(name: str, tmp_path: Path) -> None:
     for program in (REDIS_SERVER, "sh"):
         found = shutil.which(program)
         assert found is not None

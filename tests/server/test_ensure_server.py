@@ -86,7 +86,7 @@ def test_tasks_that_begin_together_start_one_server(executor: Executor):
 
 
 @pytest.mark.parametrize("kind", ["sink", "attachment", "placing"])
-def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Executor, tmp_path: Path, kind: str):
+def test_every_task_makes_sure_of_server_also_one_without_rows(executor: Executor, tmp_path: Path, kind: str):
     task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = {
         "sink": SinkTask(str(tmp_path / "log"), "job/1", 0, (), PLAN),
         "attachment": BatchesTask(str(tmp_path / "log"), "job/1", (), PLAN),
@@ -112,7 +112,7 @@ def test_server_gets_only_its_own_secrets_by_environment(executor: Executor, mon
     assert "the token" not in line and "the password" not in line
 
 
-def test_the_next_task_starts_another_supervisor_where_one_was_killed(executor: Executor):
+def test_next_task_starts_another_supervisor_where_one_was_killed(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
     os.kill(supervisor_of(executor.servers[0]), signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_stopped_server_is_not_started_again(executor: Executor):
     assert executor.servers == []
 
 
-def test_failed_start_of_a_supervisor_is_logged_once_and_not_retried_by_each_task(
+def test_failed_start_of_supervisor_is_logged_once_and_not_retried_by_each_task(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with monkeypatch.context() as missing:
@@ -143,13 +143,13 @@ def test_failed_start_of_a_supervisor_is_logged_once_and_not_retried_by_each_tas
     eventually(lambda: bool(executor.servers))
 
 
-def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+def test_limit_of_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 30, 2 << 30))
     error = ensure_state_server(PLAN)
     assert error is not None and "limited to 2048 MiB" in error and "spark.executor.pyspark.memory" in error
 
 
-def test_error_of_a_supervisor_reaches_one_task(executor: Executor):
+def test_error_of_supervisor_reaches_one_task(executor: Executor):
     ensure_state_server(PLAN)
     eventually(lambda: bool(executor.servers))
     (executor.shared / "failed").write_text("no port is free")
@@ -166,19 +166,19 @@ def test_process_that_is_no_spark_worker_is_warned_once(executor: Executor, monk
     assert ensure_state_server(None) is None
 
 
-def test_process_without_parent_jvm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_process_without_parent_jvm_is_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
     error = ensure_state_server(PLAN)
     assert error is not None and "the executor's JVM was not found among the ancestors of process" in error
 
 
-def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():
+def test_plan_goes_into_closure_and_does_not_show_its_secrets():
     assert pickle.loads(pickle.dumps(PLAN)) == PLAN
     assert "the token" not in repr(PLAN) and "the password" not in repr(PLAN)
 
 
-def test_server_listens_on_the_address_that_reaches_the_driver_by_default(monkeypatch: pytest.MonkeyPatch):
+def test_server_listens_on_address_that_reaches_driver_by_default(monkeypatch: pytest.MonkeyPatch):
     def options(**given: str) -> dict[str, str]:
         words = placement._server(ServerPlan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
         words.remove("--compact")

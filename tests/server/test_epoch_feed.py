@@ -54,7 +54,7 @@ def running(store: MemoryStore, serve: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("greeting", [b"", b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n"], ids=["RESP2", "RESP3"])
-def test_readable_epochs_follow_the_ok_of_follow(running: Any, greeting: bytes) -> None:
+def test_readable_epochs_follow_ok_of_follow(running: Any, greeting: bytes) -> None:
     peer = running.connect()
     if greeting:
         peer.send(greeting)
@@ -67,7 +67,7 @@ def test_readable_epochs_follow_the_ok_of_follow(running: Any, greeting: bytes) 
 
 
 @pytest.mark.parametrize("asked, answer", [(GET, b"$1\r\n5\r\n"), (GET + GET, b"$1\r\n5\r\n$1\r\n5\r\n")])
-def test_epoch_is_pushed_before_the_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
+def test_epoch_is_pushed_before_first_reply_from_it(running: Any, store: Any, asked: bytes, answer: bytes) -> None:
     peer, other = running.connect(), running.connect()
     peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     running.call(lambda: publish(store, 5))
@@ -112,7 +112,7 @@ def test_topology_is_pushed_by_its_version_and_shown_as_json(running: Any) -> No
     peer.expect_reply(b"STATE TOPOLOGY\r\n", b"$%d\r\n%b\r\n" % (len(text), text))
 
 
-def test_reset_ends_it(running: Any, store: Any) -> None:
+def test_reset_ends_feed_of_epochs(running: Any, store: Any) -> None:
     peer = running.connect()
     peer.expect_reply(FOLLOW, b"+OK\r\n" + epoch_push(4))
     peer.expect_reply(b"RESET\r\n", b"+RESET\r\n")

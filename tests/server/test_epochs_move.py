@@ -79,7 +79,7 @@ class Reader:
             assert list(replies) == [value_at(number, self.epoch) for number in range(len(KEYS))]
 
 
-def test_no_reader_sees_an_older_value_after_a_newer_one(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_reader_sees_older_value_after_newer_one(serve: Callable[..., Any], tmp_path: Path) -> None:
     server = serve()
     store = LmdbStore(tmp_path, "g2")
     publish(store, 0)

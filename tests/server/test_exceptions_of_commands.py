@@ -106,7 +106,7 @@ def check_that_nothing_is_left(scene: Scene, peers: Sequence[Peer]) -> None:
 
 
 @pytest.mark.parametrize("of", ["server", "proxy"])
-def test_exception_of_a_command_is_its_error_reply(scene: Scene, caplog: pytest.LogCaptureFixture, of: str) -> None:
+def test_exception_of_command_is_its_error_reply(scene: Scene, caplog: pytest.LogCaptureFixture, of: str) -> None:
     """At a proxy most bodies are run by the servers, and what these answer is passed on."""
     caplog.set_level(logging.ERROR)
     server, *others = (scene.alone,) if of == "server" else (scene.proxy, *scene.nodes)
@@ -120,7 +120,7 @@ def test_exception_of_a_command_is_its_error_reply(scene: Scene, caplog: pytest.
 
 
 @pytest.mark.parametrize("of", ["server", "proxy"])
-def test_exception_during_admission_is_the_error_reply(scene: Scene, caplog: pytest.LogCaptureFixture, of: str) -> None:
+def test_exception_during_admission_is_error_reply(scene: Scene, caplog: pytest.LogCaptureFixture, of: str) -> None:
     caplog.set_level(logging.ERROR)
     server = scene.alone if of == "server" else scene.proxy
     backend: Any = scene.proxy.pipeline.backend  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made.close()
 
 
-def test_running_server_holds_the_lock(scene: Scene):
+def test_running_server_holds_lock(scene: Scene):
     assert scene.start() == 0
     assert scene.is_kept
     eventually(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
@@ -228,11 +228,11 @@ def test_supervisor_with_sigterm_ends_its_server_first(scene: Scene):
     assert scene.folder.exists()  # the executor lives, and its next task may want a server
 
 
-def test_a_supervisor_waits_for_longer_than_a_server_hands_over():
+def test_supervisor_waits_for_longer_than_server_hands_over():
     assert supervisor.STOP_S_MAX > report.DRAIN_S_MAX
 
 
-def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
+def test_reason_of_failed_server_start_is_noted_for_next_task(scene: Scene):
     scene.say("broken")
     scene.start(before="supervisor.PAUSE_S = supervisor.PAUSE_S_MAX = 0.01")
     eventually((scene.folder / FAILED).exists)
@@ -242,7 +242,7 @@ def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene)
     assert len(scene.servers) == 1
 
 
-def test_output_of_a_server_goes_to_the_executors_log_except_most_of_a_flood(scene: Scene):
+def test_output_of_server_goes_to_executors_log_except_most_of_flood(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     scene.say("flood")

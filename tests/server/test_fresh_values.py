@@ -33,7 +33,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield World(tmp_path, stack, is_pure=request.param)
 
 
-def test_reads_of_a_key_give_the_newest_row(world: World) -> None:
+def test_reads_of_key_give_newest_row(world: World) -> None:
     assert world.query.open(1) == b"OK"
     assert world.query.rows(1, ("a", 7, 70.5), ("new", 8, 80.5), ("a", 9, 90.25)) == b"OK"
     assert world.call("GET", "job:max:a") == b"90.25"
@@ -59,7 +59,7 @@ def test_reads_of_a_key_give_the_newest_row(world: World) -> None:
     assert world.call("STATE", "LOCATE", "job:max:new")[5] == b"max"
 
 
-def test_a_long_value_is_read_in_steps_and_in_parts(world: World) -> None:
+def test_long_value_is_read_in_steps_and_in_parts(world: World) -> None:
     note = "n" * 900_000
     world.query.open(1)
     assert world.query.rows(1, ("a", 7, 70.5, note)) == b"OK"
@@ -99,7 +99,7 @@ def test_transactions_and_watch_read_committed_values(world: World) -> None:
     assert world.client.call_each("MULTI", "GET job:max:a", "EXEC") == [b"OK", b"QUEUED", None]
 
 
-def test_an_epoch_settles_its_batch_and_no_later_one(world: World) -> None:
+def test_epoch_settles_its_batch_and_no_later_one(world: World) -> None:
     for batch in (1, 2):
         world.query.open(batch)
         world.query.rows(batch, ("a", batch, 10.5 * batch), (f"of {batch}", batch, 0.5))
@@ -112,7 +112,7 @@ def test_an_epoch_settles_its_batch_and_no_later_one(world: World) -> None:
     assert world.call("GET", "job:max:a") == b"21"
 
 
-def test_a_new_run_voids_what_another_one_sent(world: World) -> None:
+def test_new_run_voids_what_another_one_sent(world: World) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5), ("b", 7, 70.5))
     world.query.run = "second run"
@@ -121,7 +121,7 @@ def test_a_new_run_voids_what_another_one_sent(world: World) -> None:
     assert world.call("MGET", "job:max:a", "job:max:b") == [b"1.5", b"80.5"]
 
 
-def test_a_connection_may_read_committed_values(world: World) -> None:
+def test_connection_may_read_committed_values(world: World) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5))
     assert world.call("STATE", "FRESHNESS", "committed") == b"OK"
@@ -135,7 +135,7 @@ def test_a_connection_may_read_committed_values(world: World) -> None:
     assert world.call("STATE", "FRESHNESS", "other").startswith(b"ERR syntax error")
 
 
-def test_a_user_may_begin_with_committed_values(tmp_path: Path) -> None:
+def test_user_may_begin_with_committed_values(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack, "--committed-only", "dashboard,other", is_pure=False)
         world.call("ACL", "SETUSER", "dashboard", "on", "nopass", "~*", "+@all")
@@ -151,7 +151,7 @@ def test_a_user_may_begin_with_committed_values(tmp_path: Path) -> None:
         assert world.call("GET", "job:max:a") == b"70.5"  # the user default
 
 
-def test_a_batch_without_room_shows_nothing_and_the_room_is_a_setting(tmp_path: Path) -> None:
+def test_batch_without_room_shows_nothing_and_room_is_setting(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack, "--fresh-values-max-bytes", "1mb", is_pure=False)
         note = "n" * 900_000
@@ -169,7 +169,7 @@ def test_a_batch_without_room_shows_nothing_and_the_room_is_a_setting(tmp_path: 
         assert world.call("STRLEN", "job:note:a") == len(note)
 
 
-def test_the_status_says_how_many_values_are_not_committed(world: World) -> None:
+def test_status_says_how_many_values_are_not_committed(world: World) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5))
     url = f"redis://127.0.0.1:{world.server.port}"
@@ -178,7 +178,7 @@ def test_the_status_says_how_many_values_are_not_committed(world: World) -> None
     assert re.search(r"2 values before their commit \(50% of the keys\), \d+\.\d s old", done.stdout)
 
 
-def test_a_value_without_a_heartbeat_is_committed(world: World, tmp_path: Path) -> None:
+def test_value_without_heartbeat_is_committed(world: World, tmp_path: Path) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5))
     world.query._log.close()
@@ -186,7 +186,7 @@ def test_a_value_without_a_heartbeat_is_committed(world: World, tmp_path: Path) 
     assert world.query.open(1) == "ERR job 'job' has no writer of committed epochs now: its values are not shown"
 
 
-def test_a_client_that_tracks_keys_hears_of_rows_and_of_what_voids_them(world: World) -> None:
+def test_tracking_client_is_invalidated_by_rows_and_when_they_become_void(world: World) -> None:
     world.query.open(1)
     with world.server.connect() as caching:
         assert caching.call("HELLO", 3).type == "%"
@@ -221,7 +221,7 @@ def test_facts_tell_how_much_is_not_committed(world: World) -> None:
 
 
 @pytest.mark.compiled
-def test_all_workers_of_a_port_show_the_rows_that_one_got(tmp_path: Path) -> None:
+def test_all_workers_of_port_show_rows_that_one_got(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack, "--workers", "2", is_pure=False)
         clients = [stack.enter_context(world.server.connect()) for _ in range(8)]
@@ -236,7 +236,7 @@ def test_all_workers_of_a_port_show_the_rows_that_one_got(tmp_path: Path) -> Non
 
 
 @pytest.mark.compiled
-def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_of_them(tmp_path: Path) -> None:
+def test_proxy_forwards_uncommitted_values_and_invalidates_caches(tmp_path: Path) -> None:
     with ExitStack() as stack:
         first = [change for row in (("a", 1, 1.5), ("b", 2, 2.5)) for change in committed(*row)]
         nodes = PublishedNodes(tmp_path, stack, STATES, first)
@@ -268,7 +268,7 @@ def test_a_proxy_passes_values_before_their_commit_and_its_caching_clients_hear_
 
 
 @pytest.mark.compiled
-def test_a_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_state_server(tmp_path: Path) -> None:
+def test_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_state_server(tmp_path: Path) -> None:
     with ExitStack() as stack:
         # The password of a state server is in its own environment only.
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS, "yes")
@@ -296,7 +296,7 @@ def test_a_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_stat
         assert client.call("GET", "job:max:a").plain == b"1.5"
 
 
-def test_a_job_that_is_opened_again_keeps_the_values_beside_its_store(tmp_path: Path) -> None:
+def test_job_that_is_opened_again_keeps_values_beside_its_store(tmp_path: Path) -> None:
     keyspace = Keyspace()
     catalog = LocalJobCatalog(keyspace)
     for path in (tmp_path / "one", tmp_path / "two"):
@@ -310,7 +310,7 @@ def test_a_job_that_is_opened_again_keeps_the_values_beside_its_store(tmp_path: 
         assert keyspace.jobs["job"].fresh is fresh
 
 
-def test_mistakes_of_a_writer_are_named(world: World) -> None:
+def test_mistakes_of_writer_are_named(world: World) -> None:
     query = world.query
     assert query.fresh("OPEN", "no", "r", 1, 0, SCHEMA) == "ERR no such job 'no'"
     assert query.rows(1, ("a", 1, 1.0)).startswith("ERR no batch of job 'job' is open here")
@@ -324,7 +324,7 @@ def test_mistakes_of_a_writer_are_named(world: World) -> None:
     assert query.fresh("CLOSE", "job", query.run, 1, 0, 5, 0) == b"OK"
 
 
-def test_a_writer_may_write_only_a_job_that_its_user_may_read(world: World) -> None:
+def test_writer_may_write_only_job_that_its_user_may_read(world: World) -> None:
     world.call("ACL", "SETUSER", "writer", "on", "nopass", "~job:max:*", "+state|fresh")
     world.call("ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@read")
     assert world.query.connection.call("AUTH", "writer", "x").plain == b"OK"

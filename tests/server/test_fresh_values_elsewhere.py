@@ -36,7 +36,7 @@ def first_epoch(log: Path, stack: ExitStack) -> LogWriter:
     return writer
 
 
-def test_a_server_that_starts_again_shows_committed_values_until_the_batch_is_opened(tmp_path: Path) -> None:
+def test_server_that_starts_again_shows_committed_values_until_batch_is_opened(tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = first_epoch(tmp_path / "log", stack)
         with sparkis_server(tmp_path / "store", tmp_path / "log") as server, ExitStack() as clients:
@@ -56,7 +56,7 @@ def test_a_server_that_starts_again_shows_committed_values_until_the_batch_is_op
 
 @pytest.mark.compiled
 @pytest.mark.kill
-def test_a_worker_that_is_started_again_shows_committed_values_until_a_batch_is_opened(tmp_path: Path) -> None:
+def test_worker_that_is_started_again_shows_committed_values_until_batch_is_opened(tmp_path: Path) -> None:
     with ExitStack() as stack:
         world = World(tmp_path, stack, "--workers", "2", is_pure=False)
 
@@ -80,7 +80,7 @@ def test_a_worker_that_is_started_again_shows_committed_values_until_a_batch_is_
 
 
 @pytest.mark.compiled
-def test_a_replica_has_the_rows_that_it_got_and_answers_for_its_killed_master(tmp_path: Path) -> None:
+def test_replica_has_rows_that_it_got_and_answers_for_its_killed_master(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, ALL, {"replica_of": "first"})
         log = first_epoch(nodes.log, stack)
@@ -101,7 +101,7 @@ def test_a_replica_has_the_rows_that_it_got_and_answers_for_its_killed_master(tm
 
 
 @pytest.mark.compiled
-def test_the_new_owner_of_a_slot_shows_the_rows_that_all_nodes_got(tmp_path: Path) -> None:
+def test_new_owner_of_slot_shows_rows_that_all_nodes_got(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
         log = first_epoch(nodes.log, stack)
@@ -139,7 +139,7 @@ def test_the_new_owner_of_a_slot_shows_the_rows_that_all_nodes_got(tmp_path: Pat
 
 
 @pytest.mark.kill
-def test_state_servers_show_the_rows_that_they_got_for_their_own_slots(tmp_path: Path) -> None:
+def test_state_servers_show_rows_that_they_got_for_their_own_slots(tmp_path: Path) -> None:
     with ExitStack() as stack:
         log = first_epoch(tmp_path / "log", stack)
         options = ("--log", str(tmp_path / "log"), "--port", "0")

@@ -42,7 +42,7 @@ def remark(stores: Path, change: Callable[[str, str], str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_generation_that_is_held_back_is_seen_once_it_is_promoted(start: Start, golden: Path) -> None:
+def test_generation_that_is_held_back_is_seen_once_it_is_promoted(start: Start, golden: Path) -> None:
     server = serve(start, golden, "store")
     check(server, golden)
     with Redis(port=int(re.search(STARTED, server.logged)[1]), decode_responses=True, protocol=3) as client:  # type: ignore[index]
@@ -57,7 +57,7 @@ def test_a_generation_that_is_held_back_is_seen_once_it_is_promoted(start: Start
         eventually(lambda: (client.get("held:value:new"), client.get("held:value:1")) == ("new", None))
 
 
-def test_the_other_half_of_a_snapshot_completes_it(golden: Path) -> None:
+def test_other_half_of_snapshot_completes_it(golden: Path) -> None:
     log = ChangeLog(golden / "log").job("parts")
     current = log.visible()
     assert current is not None and snapshots.newest(log, current) is None
@@ -80,7 +80,7 @@ def check(server: Command, golden: Path) -> None:
     assert replies(port) == json.loads((golden / "expected.json").read_text())
 
 
-def test_a_released_log_is_served_also_from_a_store_of_that_release(start: Start, golden: Path) -> None:
+def test_released_log_is_served_also_from_store_of_that_release(start: Start, golden: Path) -> None:
     check(serve(start, golden, "new"), golden)
     formats = {boot.read_text().split()[0] for boot in (golden / "store").glob("*/*/boot")}
     remark(golden / "store", lambda number, version: f"{number} {version}")
@@ -101,7 +101,7 @@ def test_store_of_newer_version_is_refilled_from_log(start: Start, golden: Path)
         )
 
 
-def test_a_registry_and_a_state_server_go_on_with_their_files(start: Start, golden: Path) -> None:
+def test_registry_and_state_server_go_on_with_their_files(start: Start, golden: Path) -> None:
     registry = start("registry", "--log", golden / "log", "--port", 0)
     registry.wait_for(r"started registry @ \S+, term 2")
     member = json.loads((golden / "member/member.json").read_text())
@@ -137,7 +137,7 @@ def test_programs_refuse_files_of_newer_versions_in_one_line(golden: Path) -> No
         assert re.search(expected, refused(golden, "proxy", *log, *upstream))
 
 
-def test_the_owners_of_keys_are_read(golden: Path) -> None:
+def test_owners_of_keys_are_read(golden: Path) -> None:
     owners = ownership.Ownership(golden / "owners.json")
     assert [(job.job, job.status) for job in owners.jobs()] == [("given-back", "released"), ("owned", "owned")]
     assert owners.owner_of(b"owned:s:1") == "owned:s" and owners.owner_of(b"back:1") is None

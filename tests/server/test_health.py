@@ -43,12 +43,12 @@ def url_of(port: int, password: str = "") -> str:
     return f"redis://{password}127.0.0.1:{port}"
 
 
-def test_a_server_that_serves_is_healthy(sparkis: Running) -> None:
+def test_server_that_serves_is_healthy(sparkis: Running) -> None:
     assert health("--url", url_of(sparkis.port)) == (0, "")
     assert health("--url", url_of(sparkis.port), "--lag-max", "60") == (0, "")
 
 
-def test_server_with_a_password_is_healthy_for_clients_with_it(locked_sparkis: Running) -> None:
+def test_server_with_password_is_healthy_for_clients_with_it(locked_sparkis: Running) -> None:
     url = url_of(locked_sparkis.port)
     assert health("--url", url, password="s3cret pass") == (0, "")
     assert health("--url", url_of(locked_sparkis.port, ":s3cret%20pass@"), password="wrong") == (0, "")
@@ -75,7 +75,7 @@ def test_loading_server_is_alive_and_not_ready(serve: Callable[..., Any], monkey
     assert health("--url", url_of(served.server.port)) == (0, "")
 
 
-def test_a_server_whose_job_lags_more_than_it_may_is_not_ready(serve: Callable[..., Any]) -> None:
+def test_server_whose_job_lags_more_than_it_may_is_not_ready(serve: Callable[..., Any]) -> None:
     served = serve()
     jobs = served.server.context.keyspace.jobs
     behind = replace(jobs["job"], committed_epoch=5, committed_clock_ms=NOW_MS + 7000)
@@ -86,7 +86,7 @@ def test_a_server_whose_job_lags_more_than_it_may_is_not_ready(serve: Callable[.
     assert (code, said) == (1, "sparkis health: job job: 7 s behind")
 
 
-def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable[..., Any]) -> None:
+def test_listener_of_metrics_is_asked_without_redis_client(serve: Callable[..., Any]) -> None:
     served = serve(password="secret")
     listener = MetricsListener(ServerSource(served.server), ("127.0.0.1", 0))
     served.run(listener.start())
@@ -99,7 +99,7 @@ def test_the_listener_of_metrics_is_asked_without_a_redis_client(serve: Callable
         served.run(listener.stop())
 
 
-def test_proxy_without_reachable_servers_names_the_cause_and_a_remedy(tmp_path: Path) -> None:
+def test_proxy_without_reachable_servers_names_cause_and_remedy(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, *HALVES)
         write_log(nodes.log, "job", [value_state("n")], [put_value("n", b"job:n:1", b"1")])
@@ -119,7 +119,7 @@ def test_proxy_without_reachable_servers_names_the_cause_and_a_remedy(tmp_path: 
         assert health("--url", url, "--live") == (0, "")
 
 
-def test_no_listener_has_another_exit_code_than_an_unhealthy_server() -> None:
+def test_missing_listener_and_unhealthy_server_have_different_exit_codes() -> None:
     port = free_port()
     code, said = health("--url", url_of(port))
     assert code == 3 and f"cannot connect to 127.0.0.1:{port}" in said

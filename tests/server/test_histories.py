@@ -102,7 +102,7 @@ def history(client: Connection, *words: bytes | str) -> list[tuple[object, ...]]
     return [tuple(row[1::2]) for row in rows]
 
 
-def test_the_values_of_a_key_come_with_epoch_and_time_the_newest_first(cluster: Cluster, at: str) -> None:
+def test_values_of_key_come_with_epoch_and_time_newest_first(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, KEY) as client:
         expected = [
             (number, AT[number].encode(), *((None, None) if number == 3 else (b"value", b"%d" % number)), 0)
@@ -122,7 +122,7 @@ def test_the_values_of_a_key_come_with_epoch_and_time_the_newest_first(cluster: 
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_a_value_is_as_its_command_returns_it(
+def test_value_is_as_its_command_returns_it(
     cluster: Cluster, at: str, key: bytes, kind: bytes, value: list[bytes], resp3: str, protocol: int
 ) -> None:
     with connected(cluster, at, key) as client:
@@ -137,7 +137,7 @@ def test_a_value_is_as_its_command_returns_it(
         assert answer.plain == ([value] if is_of_pairs else value)
 
 
-def test_an_expired_key_has_no_value_from_the_next_epoch_on(cluster: Cluster, at: str) -> None:
+def test_expired_key_has_no_value_from_next_epoch_on(cluster: Cluster, at: str) -> None:
     key = b"job:value:soon"
     with connected(cluster, at, key) as client:
         assert history(client, key) == [
@@ -158,12 +158,12 @@ def test_an_expired_key_has_no_value_from_the_next_epoch_on(cluster: Cluster, at
         ((), "-ERR wrong number of arguments for 'state|history' command"),
     ],
 )
-def test_a_wrong_request_is_an_error(cluster: Cluster, at: str, words: tuple[str, ...], error: str) -> None:
+def test_wrong_request_is_error(cluster: Cluster, at: str, words: tuple[str, ...], error: str) -> None:
     with connected(cluster, at, (words or ("job:value:a",))[0].encode()) as client:
         assert client.call("STATE", "HISTORY", *words).raw.decode() == f"{error}\r\n"
 
 
-def test_a_key_that_never_existed_has_an_empty_history(cluster: Cluster, at: str) -> None:
+def test_key_that_never_existed_has_empty_history(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, b"job:value:never") as client:
         assert history(client, b"job:value:never") == []
 
@@ -187,7 +187,7 @@ def test_node_without_slot_replies_moved(cluster: Cluster) -> None:
         assert client.call("STATE", "HISTORY", KEY).raw.decode() == moved
 
 
-def test_replies_of_a_pipeline_keep_their_order(cluster: Cluster, at: str) -> None:
+def test_replies_of_pipeline_keep_their_order(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, KEY) as client:
         client.send(b"".join([request("GET", KEY), request("STATE", "HISTORY", KEY, "COUNT", 2), request("GET", KEY)]))
         assert client.read().plain == b"5"
@@ -252,7 +252,7 @@ def test_proxy_queues_few_histories_beside_other_requests(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_a_server_of_the_past_has_the_history_up_to_its_moment(tmp_path: Path, workers: str) -> None:
+def test_server_of_past_has_history_up_to_its_moment(tmp_path: Path, workers: str) -> None:
     log, store = tmp_path / "log", tmp_path / "store"
     store.mkdir()
     publish(log, range(2))

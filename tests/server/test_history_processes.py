@@ -58,7 +58,7 @@ async def read(reader: Histories, history_request: HistoryRequest) -> Any:
 
 
 @on_a_loop
-async def test_a_process_is_reused_and_replaced_when_it_has_ended(history_request: HistoryRequest) -> None:
+async def test_process_is_reused_and_replaced_when_it_has_ended(history_request: HistoryRequest) -> None:
     made = Histories()
     first = await read(made, history_request)
     assert isinstance(first, Frames) and first.frames.startswith(b"*1\r\n*10\r\n$5\r\nepoch\r\n:0\r\n")
@@ -81,7 +81,7 @@ async def test_a_process_is_reused_and_replaced_when_it_has_ended(history_reques
 
 
 @on_a_loop
-async def test_slow_history_is_an_error_and_ends_its_process(
+async def test_slow_history_is_error_and_ends_its_process(
     history_request: HistoryRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(histories, "HISTORY_S_MAX", 0.01)  # shorter than the start of a process
@@ -91,7 +91,7 @@ async def test_slow_history_is_an_error_and_ends_its_process(
 
 
 @on_a_loop
-async def test_a_process_that_ends_while_it_reads_is_an_error(history_request: HistoryRequest) -> None:
+async def test_process_that_ends_while_it_reads_is_error(history_request: HistoryRequest) -> None:
     made = Histories()
     await read(made, history_request)
     (process,) = children()
@@ -121,7 +121,7 @@ async def test_running_process_logs_as_server_does(
 
 
 @on_a_loop
-async def test_an_idle_process_ends(history_request: HistoryRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_process_ends(history_request: HistoryRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "IDLE_S", 0.01)
     made = Histories()
     await read(made, history_request)

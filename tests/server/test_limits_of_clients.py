@@ -88,7 +88,7 @@ def test_config_set_of_extreme_value_leaves_server_answering(serve: Callable[...
         ("protected-mode", "maybe", b"argument must be 'yes' or 'no'"),
     ],
 )
-def test_wrong_value_of_a_limit_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
+def test_wrong_value_of_limit_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
     peer = serve().connect()
     before = setting(peer, name)
     reply = peer.ask("CONFIG", "SET", name, given)
@@ -96,7 +96,7 @@ def test_wrong_value_of_a_limit_is_refused(serve: Callable[..., Any], name: str,
     assert setting(peer, name) == before
 
 
-def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any]) -> None:
+def test_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any]) -> None:
     running = serve()
     first = running.connect()
     first.ask("CONFIG", "SET", "maxclients", 1)
@@ -104,7 +104,7 @@ def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any])
     first.expect_reply(PING, PONG)
 
 
-def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(serve: Callable[..., Any]) -> None:
+def test_request_beyond_query_buffer_ends_connection_that_sends_it(serve: Callable[..., Any]) -> None:
     running = serve()
     flooding, other = running.connect(), running.connect()
     other.ask("CONFIG", "SET", "client-query-buffer-limit", "1mb")
@@ -134,7 +134,7 @@ def test_silent_subscriber_is_cut_after_soft_limit(serve: Callable[..., Any]) ->
     assert b"client_output_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
 
-def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., Any]) -> None:
+def test_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., Any]) -> None:
     running = serve()
     peer, other = running.connect(), running.connect()
     other.ask("ACL", "SETUSER", "u", "on", "nopass", "+@all", "&news*", "&more")

@@ -69,7 +69,7 @@ def test_server_counts_requests_asked_for(running: Running, words: tuple[str, ..
     assert int(counts(running, "stats")["keyspace_misses"]) == 0
 
 
-def test_keys_are_random_below_the_range(running: Running) -> None:
+def test_keys_are_random_below_range(running: Running) -> None:
     load.rate(running.server.port, ("GET", VALUE), clients=5, pipeline=16, requests=16_000, key_range=2 * KEYS)
     found = counts(running, "stats")
     hits, misses = int(found["keyspace_hits"]), int(found["keyspace_misses"])
@@ -77,7 +77,7 @@ def test_keys_are_random_below_the_range(running: Running) -> None:
     assert abs(hits - misses) < 16_000 // 10  # 12 times the standard deviation
 
 
-def test_every_number_of_a_request_is_its_own(running: Running) -> None:
+def test_every_number_of_request_is_its_own(running: Running) -> None:
     watcher = running.connect()
     watcher.expect_reply(request("MONITOR"), b"+OK\r\n")
     load.rate(running.server.port, ("MGET", VALUE, VALUE, VALUE), clients=1, pipeline=2, requests=20, key_range=10**6)
@@ -89,19 +89,19 @@ def test_every_number_of_a_request_is_its_own(running: Running) -> None:
     assert {(len(keys), *map(len, keys)) for keys in asked} == {(3, 22, 22, 22)}
 
 
-def test_a_load_ends_at_the_first_error_reply(running: Running) -> None:
+def test_load_ends_at_first_error_reply(running: Running) -> None:
     with pytest.raises(load.NotMeasuredError, match=r"replied with an error: b'-WRONGTYPE .* of 100 requests"):
         load.rate(running.server.port, ("HGETALL", VALUE), clients=5, pipeline=10, requests=100, key_range=KEYS)
 
 
-def test_wrong_password_of_a_user_is_an_error(running: Running) -> None:
+def test_wrong_password_of_user_is_error(running: Running) -> None:
     with pytest.raises(load.NotMeasuredError, match="first request of a connection is b'-WRONGPASS"):
         load.rate(
             running.server.port, ("GET", VALUE), clients=5, pipeline=1, requests=100, key_range=KEYS, user=("a", "b")
         )
 
 
-def test_user_with_a_password_sends_its_allowed_requests(running: Running) -> None:
+def test_user_with_password_sends_its_allowed_requests(running: Running) -> None:
     peer = running.connect()
     assert peer.ask("ACL", "SETUSER", "tenant", "on", ">secret", "~job:value:*", "+get") == b"OK"
     assert peer.ask("ACL", "SETUSER", "default", "off") == b"OK"
@@ -113,7 +113,7 @@ def test_user_with_a_password_sends_its_allowed_requests(running: Running) -> No
         asks(("GET", VALUE))
 
 
-def test_port_without_a_listener_is_an_error() -> None:
+def test_port_without_listener_is_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(load.NotMeasuredError, match="Connection refused"):
@@ -155,7 +155,7 @@ def test_replies_of_resp3_are_counted_and_pushes_between_them_are_not(size: int)
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_a_push_after_the_last_reply_is_no_reply_of_the_next_load(size: int) -> None:
+def test_push_after_last_reply_is_no_reply_of_next_load(size: int) -> None:
     with pair(socket.SOCK_SEQPACKET) as (ours, peer):
         for sent in (b"+OK\r\n" + PUSH, PUSH + b"+OK\r\n"):
             for start in range(0, len(sent), size):
@@ -163,7 +163,7 @@ def test_a_push_after_the_last_reply_is_no_reply_of_the_next_load(size: int) -> 
             assert native.send_all([ours.fileno()], b"PING\r\n", [], 1, 1, 1, 1)[0] == 1
 
 
-def test_a_request_may_be_several_commands_with_a_reply_each() -> None:
+def test_request_may_be_several_commands_with_reply_each() -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
         peer.send(b"+OK\r\n+QUEUED\r\n*1\r\n:1\r\n" * 2)
         replied, _, received = native.send_all([ours.fileno()], b"MULTI\r\nPING\r\nEXEC\r\n", [], 2, 2, 1, 1, replies=3)
@@ -177,7 +177,7 @@ def test_errors_are_replies_if_they_are_expected() -> None:
         assert replied == 2
 
 
-def test_a_server_may_close_a_connection_that_has_all_replies() -> None:
+def test_server_may_close_connection_that_has_all_replies() -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer), pair(socket.SOCK_STREAM) as (other, late):
         peer.send(b"+OK\r\n")
         peer.shutdown(socket.SHUT_WR)
@@ -209,7 +209,7 @@ def test_a_server_may_close_a_connection_that_has_all_replies() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_wrong_reply_ends_a_load(replies: bytes, error: str, size: int) -> None:
+def test_wrong_reply_ends_load(replies: bytes, error: str, size: int) -> None:
     with pair(socket.SOCK_SEQPACKET) as (ours, peer):
         for start in range(0, len(replies), size):
             peer.send(replies[start : start + size])
@@ -227,7 +227,7 @@ def test_a_wrong_reply_ends_a_load(replies: bytes, error: str, size: int) -> Non
     ],
     ids=["too many replies", "endless line", "endless error", "end"],
 )
-def test_wrong_replies_end_a_load(sent: bytes, requests: int, error: str) -> None:
+def test_wrong_replies_end_load(sent: bytes, requests: int, error: str) -> None:
     with pair(socket.SOCK_STREAM) as (ours, peer):
         peer.send(sent)
         peer.shutdown(socket.SHUT_WR)
@@ -235,7 +235,7 @@ def test_wrong_replies_end_a_load(sent: bytes, requests: int, error: str) -> Non
             native.send_all([ours.fileno()], b"PING\r\n", [], requests, 2 * requests, 1, 1)
 
 
-def test_bytes_that_a_socket_does_not_take_are_sent_later() -> None:
+def test_bytes_that_socket_does_not_take_are_sent_later() -> None:
     words = ["MGET", *["key:__rand_int__"] * 100]
     packed, numbers_at = load.request_of(words)
     taken: list[bytes] = []

@@ -43,7 +43,7 @@ def wait_until_waiting(server: Any, count: int) -> None:
         pass
 
 
-def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer, other = served.connect(), served.connect()
     peer.expect_reply(OLD + NEW + OLD + b"MGET new:s:a new:s:b\r\nPING\r\n", b"$1\r\n7\r\n")
@@ -54,7 +54,7 @@ def test_a_pipeline_waits_in_order_and_other_clients_do_not(served: Any, monkeyp
     assert peer.read(len(expected)) == expected
 
 
-def test_slow_job_is_an_error_and_next_request_does_not_wait(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_job_is_error_and_next_request_does_not_wait(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", 0.05)
     peer = served.connect()
     peer.expect_reply(NEW, OPENING)
@@ -62,12 +62,12 @@ def test_slow_job_is_an_error_and_next_request_does_not_wait(served: Any, monkey
     peer.expect_reply(NEW + OLD + NEW, OPENING + b"$1\r\n7\r\n" + OPENING)
 
 
-def test_a_transaction_gets_its_errors_at_once(served: Any) -> None:
+def test_transaction_gets_its_errors_at_once(served: Any) -> None:
     queued = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n" + OPENING + b"$1\r\n7\r\n"
     served.connect().expect_reply(b"MULTI\r\n" + NEW + OLD + b"EXEC\r\n", queued)
 
 
-def test_the_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_waiting_clients_is_limited(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     monkeypatch.setattr("resp_server.pipeline.loading_waits.WAITING_CLIENTS_MAX", 1)
     first, second = served.connect(), served.connect()
@@ -88,7 +88,7 @@ def test_server_that_loads_all_of_its_jobs_lets_clients_wait_too(served: Any, mo
     assert peer.read(7) == b"$1\r\n7\r\n"
 
 
-def test_a_proxys_connection_never_waits(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxys_connection_never_waits(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.pipeline.loading_waits.LOADING_WAIT_S", LONG_S)
     peer = served.connect()
     peer.ask("HELLO", "3")

@@ -19,7 +19,7 @@ VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]
 TOO_LONG = b"takes 4096 arguments of 2 MiB at once; split the request"
 
 
-def test_the_reply_is_that_of_a_short_request(serve: Callable[..., Any]) -> None:
+def test_reply_is_that_of_short_request(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     assert peer.ask("MGET", *KEYS) == VALUES
     assert peer.ask("EXISTS", *KEYS) == peer.ask("TOUCH", *KEYS) == MANY - VALUES.count(None)
@@ -49,7 +49,7 @@ def test_long_request_that_cannot_be_split_is_refused(serve: Callable[..., Any])
     )
 
 
-def test_a_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Callable[..., Any]) -> None:
+def test_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     assert peer.ask("MULTI") == b"OK"
     assert peer.ask("MGET", *KEYS) == b"QUEUED"
@@ -60,7 +60,7 @@ def test_a_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Ca
     assert b"EXECABORT" in peer.ask("EXEC")
 
 
-def test_a_key_in_the_last_step_that_may_not_be_read_refuses_all(serve: Callable[..., Any]) -> None:
+def test_key_in_last_step_that_may_not_be_read_refuses_all(serve: Callable[..., Any]) -> None:
     server = serve()
     peer, other = server.connect(), server.connect()
     assert other.ask("ACL", "SETUSER", "u", "on", "nopass", "+@all", "~job:temp:*") == b"OK"
@@ -71,7 +71,7 @@ def test_a_key_in_the_last_step_that_may_not_be_read_refuses_all(serve: Callable
 
 
 @pytest.mark.parametrize("is_suppressed", [False, True])
-def test_many_subscriptions(serve: Callable[..., Any], is_suppressed: bool) -> None:
+def test_many_subscriptions_are_confirmed_and_get_messages(serve: Callable[..., Any], is_suppressed: bool) -> None:
     server = serve()
     peer, other = server.connect(), server.connect()
     names = [b"c%d" % at for at in range(MANY)]
@@ -90,7 +90,7 @@ def test_many_subscriptions(serve: Callable[..., Any], is_suppressed: bool) -> N
         assert b"may be subscribed to 16384 channels" in peer.reply()
 
 
-def test_keys_that_are_watched_by_a_client_that_wants_no_replies(serve: Callable[..., Any]) -> None:
+def test_client_with_replies_off_can_watch_keys(serve: Callable[..., Any]) -> None:
     server = serve()
     peer = server.connect()
     peer.send(request("CLIENT", "REPLY", "OFF") + request("WATCH", *KEYS) + request("CLIENT", "REPLY", "ON"))
@@ -115,6 +115,6 @@ def test_keys_that_are_watched_by_a_client_that_wants_no_replies(serve: Callable
         (("KEYS", "x" * 1025), b"a pattern may have 1024 bytes; this one has 1025"),
     ],
 )
-def test_names_have_bounds(serve: Callable[..., Any], words: Any, what: bytes) -> None:
+def test_names_of_channels_are_limited(serve: Callable[..., Any], words: Any, what: bytes) -> None:
     told = serve().connect().ask(*words)
     assert told.endswith(what)

@@ -100,7 +100,7 @@ CASES: list[tuple[tuple[bytes, ...], Any]] = [
 
 
 @pytest.mark.parametrize(("request_words", "expected"), CASES)
-def test_a_long_reply_is_whole_and_no_turn_sends_much_of_it(
+def test_long_reply_is_whole_and_no_turn_sends_much_of_it(
     running: Any, turns: list[int], request_words: tuple[bytes, ...], expected: Any
 ) -> None:
     peer = running.connect()
@@ -109,7 +109,7 @@ def test_a_long_reply_is_whole_and_no_turn_sends_much_of_it(
 
 
 @pytest.mark.parametrize("name", [b"HGETALL", b"HVALS", b"HKEYS"])
-def test_all_of_a_map_with_long_values_is_sent(store: LmdbStore, running: Any, turns: list[int], name: bytes) -> None:
+def test_all_of_map_with_long_values_is_sent(store: LmdbStore, running: Any, turns: list[int], name: bytes) -> None:
     with store.snapshot(NOW_MS) as snapshot:
         pairs = list(snapshot.map_pairs(at(b"m:1")))
     expected: Any = dict(pairs) if name == b"HGETALL" else [pair[name == b"HVALS"] for pair in pairs]
@@ -117,7 +117,7 @@ def test_all_of_a_map_with_long_values_is_sent(store: LmdbStore, running: Any, t
     assert max(turns) <= TURN_BYTES_MAX + (1 << 20) + 100
 
 
-def test_an_iteration_over_a_map_with_long_values_is_sent(store: LmdbStore, running: Any) -> None:
+def test_iteration_over_map_with_long_values_is_sent(store: LmdbStore, running: Any) -> None:
     peer = running.connect()
     cursor, found = 0, {}
     while True:

@@ -56,7 +56,7 @@ def monitor_lines(monitor: Connection, last: bytes) -> list[bytes]:
     return found
 
 
-def test_a_monitor_sees_the_requests_at_all_workers(pair: list[Connection]) -> None:
+def test_monitor_sees_requests_at_all_workers(pair: list[Connection]) -> None:
     for monitor, other in (pair, pair[::-1]):
         assert monitor.call("MONITOR").value == b"OK"
         other.call("GET", "plain")
@@ -68,7 +68,7 @@ def test_a_monitor_sees_the_requests_at_all_workers(pair: list[Connection]) -> N
         other.call("RESET")
 
 
-def test_the_slow_log_is_one_with_ids_of_its_own(pair: list[Connection]) -> None:
+def test_slow_log_is_one_with_ids_of_its_own(pair: list[Connection]) -> None:
     assert pair[0].call("CONFIG", "SET", "slowlog-log-slower-than", "0").value == b"OK"
     try:
         assert pair[1].call("CONFIG", "GET", "slowlog-log-slower-than").plain == [b"slowlog-log-slower-than", b"0"]
@@ -95,7 +95,7 @@ def test_statistics_begin_anew_at_all_workers(pair: list[Connection]) -> None:
     assert b"cmdstat_get" not in text
 
 
-def test_the_number_of_clients_may_be_changed_for_all_workers(workers: Running, pair: list[Connection]) -> None:
+def test_number_of_clients_may_be_changed_for_all_workers(workers: Running, pair: list[Connection]) -> None:
     pair[0].call("CONFIG", "SET", "maxclients", "2")  # there are these already
     try:
         with Connection(workers.port) as refused:
@@ -104,7 +104,7 @@ def test_the_number_of_clients_may_be_changed_for_all_workers(workers: Running, 
         pair[1].call("CONFIG", "SET", "maxclients", "10000")
 
 
-def test_a_pause_holds_back_the_clients_of_all_workers(pair: list[Connection]) -> None:
+def test_pause_holds_back_clients_of_all_workers(pair: list[Connection]) -> None:
     for each in pair:
         assert each.call("CLIENT", "PAUSE", "30").value == b"OK"
         assert [other.call("PING").value for other in pair] == [b"PONG", b"PONG"]
@@ -118,7 +118,7 @@ def test_histograms_are_added_up(pair: list[Connection]) -> None:
     assert (name.value, row.value[1].value) == (b"strlen", 2)
 
 
-def test_monitor_sees_the_requests_of_a_proxy_to_its_servers(proxy: Running) -> None:
+def test_monitor_sees_requests_of_proxy_to_its_servers(proxy: Running) -> None:
     with proxy.connect() as monitor, proxy.connect() as other:
         other.call("GET", "plain")
         assert monitor.call("MONITOR").value == b"OK"
@@ -134,7 +134,7 @@ def test_monitor_sees_the_requests_of_a_proxy_to_its_servers(proxy: Running) -> 
         assert other.call("GET", "plain").raw.startswith(b"$")
 
 
-def test_a_proxy_measures_the_requests_that_it_answers_itself(proxy: Running) -> None:
+def test_proxy_measures_requests_that_it_answers_itself(proxy: Running) -> None:
     with proxy.connect() as connection:
         connection.call("CONFIG", "RESETSTAT")
         for line in ("PING", "GET plain", "TIME"):
@@ -143,7 +143,7 @@ def test_a_proxy_measures_the_requests_that_it_answers_itself(proxy: Running) ->
         assert re.findall(r"usec_(\w+):", measured) == ["ping", "time"]
 
 
-def test_a_proxy_has_a_slow_log_and_settings_of_its_own(proxy: Running) -> None:
+def test_proxy_has_slow_log_and_settings_of_its_own(proxy: Running) -> None:
     with proxy.connect() as connection:
         assert connection.call("CONFIG", "SET", "slowlog-log-slower-than", "0").value == b"OK"
         connection.call("ECHO", "x")

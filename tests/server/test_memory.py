@@ -65,7 +65,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     server.stop()
 
 
-def test_a_server_that_reads_stores_loads_neither_arrow_nor_numpy(running: Running) -> None:
+def test_server_that_reads_stores_loads_neither_arrow_nor_numpy(running: Running) -> None:
     assert running.client.call("SCAN", "0") == ["0", ["job:s:1"]]
     assert "job_job:" in running.client.call("INFO")
     assert "lmdb" in running.mapped()

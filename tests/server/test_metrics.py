@@ -208,7 +208,7 @@ def test_metrics_cover_jobs_states_and_queries(server: tuple[Running, Scraped, L
     assert found[f"{name}_sum", ("job",)] >= 10 * 1.02
 
 
-def test_each_program_has_exactly_the_metrics_of_the_page(
+def test_each_program_has_exactly_metrics_of_page(
     server: tuple[Running, Scraped, LogWriter], proxy: tuple[Overlay, Scraped], cluster: tuple[Scraped, Scraped]
 ) -> None:
     overlay, behind = proxy
@@ -237,7 +237,7 @@ def test_each_program_has_exactly_the_metrics_of_the_page(
     assert state_server.names() | counted == declared(STATE_SERVER)
 
 
-def test_metrics_of_a_proxy_name_its_servers(proxy: tuple[Overlay, Scraped]) -> None:
+def test_metrics_of_proxy_name_its_servers(proxy: tuple[Overlay, Scraped]) -> None:
     overlay, scraped = proxy
     scraped.wait_until_ready()
     servers = [f"127.0.0.1:{port}" for port in overlay.ports]
@@ -271,7 +271,7 @@ def test_proxy_without_upstream_reports_it_and_serves_states(proxy: tuple[Overla
     overlay.wait_until_ready(overlay.proxy)
 
 
-def test_a_registry_knows_its_servers_and_their_slots(cluster: tuple[Scraped, Scraped]) -> None:
+def test_registry_knows_its_servers_and_their_slots(cluster: tuple[Scraped, Scraped]) -> None:
     registry, state_server = cluster
     eventually(lambda: registry.samples()["sparkis_registry_servers", ("connected",)], lambda found: found == 1)
     found = registry.samples()
@@ -302,7 +302,7 @@ def listening(serve: Callable[..., Any]) -> Iterator[tuple[Any, MetricsListener,
     served.run(listener.stop())
 
 
-def test_a_server_is_not_ready_while_it_loads(listening: tuple[Any, MetricsListener, Scraped]) -> None:
+def test_server_is_not_ready_while_it_loads(listening: tuple[Any, MetricsListener, Scraped]) -> None:
     served, _, scraped = listening
     assert scraped.get("/readyz")[::2] == (200, "ok\n")
     served.call(lambda: served.server.set_loading(True))
@@ -328,7 +328,7 @@ def test_server_is_not_ready_while_job_lags_more_than_it_may(
     assert scraped.samples()["sparkis_job_lag_epochs", ("job",)] == 1
 
 
-def test_a_server_that_drains_is_alive_and_not_ready(listening: tuple[Any, MetricsListener, Scraped]) -> None:
+def test_server_that_drains_is_alive_and_not_ready(listening: tuple[Any, MetricsListener, Scraped]) -> None:
     served, listener, scraped = listening
     served.call(listener.drain)
     assert scraped.get("/readyz")[::2] == (503, "draining\n") and scraped.get("/livez")[0] == 200
@@ -350,7 +350,7 @@ def test_listener_bounds_its_connections_and_bytes_of_request(
     eventually(lambda: scraped.get("/livez")[0] if len(listener._connections) < CONNECTIONS_MAX else 0)
 
 
-def test_without_its_extra_the_option_names_it(tmp_path: Path) -> None:
+def test_metrics_option_names_missing_extra(tmp_path: Path) -> None:
     code = "import sys; from importlib import util; found = util.find_spec\n"
     code += "util.find_spec = lambda name, *rest: None if name == 'prometheus_client' else found(name, *rest)\n"
     code += "from sparkis.__main__ import main; sys.exit(main())"
@@ -365,7 +365,7 @@ def test_without_its_extra_the_option_names_it(tmp_path: Path) -> None:
         )
 
 
-def test_a_lag_limit_without_metrics_is_a_mistake(tmp_path: Path) -> None:
+def test_lag_limit_without_metrics_is_mistake(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "sparkis", "serve", "--log", str(tmp_path / "log"), "--ready-lag-max", "5"],

@@ -57,7 +57,7 @@ def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
     apply_epoch(store, STATES, changes, epoch, clock_ms=epoch + 1)
 
 
-def test_reads_are_answered_between_chunks_of_a_flood(running: Any, store: LmdbStore) -> None:
+def test_reads_are_answered_between_chunks_of_flood(running: Any, store: LmdbStore) -> None:
     publish(store, 0, 1)
     listener, reader = running.connect(), running.connect()
     listener.expect_reply(PSUBSCRIBE, SUBSCRIBED)
@@ -94,7 +94,7 @@ def test_unread_subscriber_is_cut_and_others_get_all(running: Any, store: LmdbSt
     assert 2 in running.server.context.sessions
 
 
-def test_subscriber_behind_the_kept_events_is_disconnected(running: Any, store: LmdbStore) -> None:
+def test_subscriber_behind_kept_events_is_disconnected(running: Any, store: LmdbStore) -> None:
     store.events_bytes_max = 8 << 10
     publish(store, 0, 1)
     listener, other = running.connect(), running.connect()
@@ -150,7 +150,7 @@ def test_kept_events_are_bounded_and_removed_without_subscribers(store: LmdbStor
         assert snapshot.events(kept.next - 1) is None
 
 
-def test_a_chunk_reads_back_as_it_was_packed() -> None:
+def test_chunk_reads_back_as_it_was_packed() -> None:
     events = [(b"", bytes((KeyEvent.NEW, KeyEvent.SET))), (b"a" * 300, bytes((KeyEvent.DELETED,))), (b"\x00\xff", b"")]
     keys, whats = zip(*events, strict=True)
     batch = unpack(pack(7, 2, keys, whats))

@@ -210,7 +210,7 @@ def test_keys_are_loading_until_owners_are_known(tmp_path: Path) -> None:
             eventually(lambda: client.call("GET", "job:speed:1").plain == b"10")
 
 
-def test_upstream_url_with_unix_socket_password_and_database(tmp_path: Path, overlay: Overlay) -> None:
+def test_upstream_url_may_name_unix_socket_password_and_database(tmp_path: Path, overlay: Overlay) -> None:
     path = tmp_path / "redis.sock"
     with redis_server(tmp_path, "--unixsocket", str(path), password="p@ss") as upstream:
         proxy = overlay.start_at(f"unix://default:p%40ss@{path}?db=3")

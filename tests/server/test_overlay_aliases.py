@@ -217,7 +217,7 @@ def until_end(overlay: Overlay, client: Connection, end: bytes) -> list[tuple[by
 
 
 @pytest.mark.usefixtures("changed")
-def test_notifications_of_field_alias_are_those_of_a_string(overlay: Overlay) -> None:
+def test_notifications_of_field_alias_are_those_of_string(overlay: Overlay) -> None:
     gone = Change("facts", Op.DELETE, b"golden:facts:1", field=b"apdex")
     channel = b"__keyspace@0__:dash/1/apdex"
     with overlay.proxy.connect() as client, overlay.proxy.connect() as state, overlay.upstream.connect() as upstream:

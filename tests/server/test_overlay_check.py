@@ -125,14 +125,14 @@ def test_check_reads_upstream_with_tls(tmp_path: Path, log: Path) -> None:
     assert counts(found) == EXPECTED
 
 
-def test_check_reads_at_most_the_given_sample(log: Path, tmp_path: Path) -> None:
+def test_check_reads_at_most_given_sample(log: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path) as server, server.connect() as client:
         client.call("MSET", *(word for number in range(20_000) for word in (f"session:{number}", "x")))
         found = report("--upstream", f"redis://127.0.0.1:{server.port}", "--log", str(log), "--keys-max", "1500")
     assert found["keys"] == 20_000 and not found["is_complete"] and 1500 <= found["read"] < 4000
 
 
-def test_check_takes_database_and_rules_of_the_proxy(log: Path, tmp_path: Path, upstream: Running) -> None:
+def test_check_takes_database_and_rules_of_proxy(log: Path, tmp_path: Path, upstream: Running) -> None:
     with upstream.connect() as client:
         client.call("SELECT", "3")
         client.call("SET", "dash/1/apdex", "1")
@@ -191,7 +191,7 @@ def test_check_of_absent_upstream_hides_its_password(log: Path) -> None:
     assert "cannot be reached" in done.stderr and "secret" not in done.stderr
 
 
-def test_check_shows_progress_at_a_terminal(log: Path, upstream: Running) -> None:
+def test_check_shows_progress_at_terminal(log: Path, upstream: Running) -> None:
     ours, theirs = pty.openpty()
     line = [sys.executable, "-m", "sparkis", "swap-check", "--upstream", f"redis://127.0.0.1:{upstream.port}"]
     done = subprocess.run([*line, "--log", str(log)], env=child_environment(), stdout=subprocess.PIPE, stderr=theirs)

@@ -160,7 +160,7 @@ def test_cluster_watch_of_moved_slot_is_retried(cluster: RedisCluster, overlay: 
         cluster.move(name, home)
 
 
-def test_cluster_transactions_in_a_pipeline_follow_their_moved_slot(cluster: RedisCluster, overlay: Overlay) -> None:
+def test_cluster_transactions_in_pipeline_follow_their_moved_slot(cluster: RedisCluster, overlay: Overlay) -> None:
     home = cluster.master_of("follows")
     target = next(each for each in cluster.nodes if each is not home)
     transaction = ["MULTI", "INCR {follows}1", "GET {follows}1", "EXEC"]
@@ -287,7 +287,7 @@ def test_cluster_slots_are_one_node(proxy: Running, client: Connection) -> None:
     assert client.call("CLUSTER", "COUNTKEYSINSLOT", 1).is_error
 
 
-def test_cluster_transaction_with_unknown_keys(client: Connection) -> None:
+def test_cluster_exec_has_error_of_command_with_unknown_keys(client: Connection) -> None:
     assert [client.call(*line.split()).plain for line in ("MULTI", "SET a 1", "EVAL x 2 a", "EXEC")][-1] == [
         b"OK",
         b"ERR Number of keys can't be greater than number of args",

@@ -99,7 +99,7 @@ def test_old_password_is_refused_beside_logins(upstream: Running, proxy: Running
             assert other.call("AUTH", "changing", "two").plain == b"OK"
 
 
-def test_reset_logs_out_and_blocking_and_transactions_run_as_the_user(proxy: Running, client: Connection) -> None:
+def test_reset_logs_out_and_blocking_and_transactions_run_as_user(proxy: Running, client: Connection) -> None:
     with proxy.connect() as reader:
         client.call("AUTH", "ada", "lovelace")
         reader.call("AUTH", "reader", "r")

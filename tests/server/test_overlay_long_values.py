@@ -62,12 +62,12 @@ def test_value_above_limit_closes_connection_with_redis_error(client: Connection
     ],
     ids=lambda words: " ".join("LONG" if word is LONG else str(word) for word in words),
 )
-def test_other_argument_above_a_megabyte_is_refused(client: Connection, words: list[bytes | str]) -> None:
+def test_other_argument_above_megabyte_is_refused(client: Connection, words: list[bytes | str]) -> None:
     assert client.call(*words).raw.decode() == REFUSAL
     assert client.call("PING").plain == b"PONG"
 
 
-def test_argument_of_a_megabyte_is_accepted_anywhere(client: Connection) -> None:
+def test_argument_of_megabyte_is_accepted_anywhere(client: Connection) -> None:
     key = b"k" * LONG_ARGUMENT_BYTES
     assert client.call("SET", key, "1").plain == b"OK"
     assert client.call("GETDEL", key).plain == b"1"

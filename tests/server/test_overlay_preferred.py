@@ -16,7 +16,7 @@ from tests.server.overlay import ABSENT, OLD, VALUES, Overlay
 RULES = '[[rule]]\nname = "aside"\nkeys = "job:speed:<car>"\nowner = "prefer-state"\n'
 
 
-def test_preferred_key_write_is_hidden_while_states_have_the_key(overlay: Overlay, client: Connection) -> None:
+def test_preferred_key_write_is_hidden_while_states_have_key(overlay: Overlay, client: Connection) -> None:
     client.send(b"SET job:speed:7 new\r\nGET job:speed:7\r\nSET job:speed:900 1\r\nINCR job:speed:900\r\n")
     client.send(b"GET job:speed:900\r\nDEL job:speed:900 job:speed:7\r\nGET job:speed:900\r\nGET job:speed:7\r\n")
     assert [client.read().plain for _ in range(8)] == [b"OK", b"70", b"OK", 2, b"2", 2, None, b"70"]

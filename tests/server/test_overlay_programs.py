@@ -32,7 +32,7 @@ def benchmark(target: Target) -> Outcomes:
 @pytest.mark.parametrize(
     ("name", "run"), [("redis-cli", redis_cli), ("redis-cli --pipe", piped), ("redis-benchmark", benchmark)]
 )
-def test_redis_programs_find_the_same_at_both_addresses(targets: Targets, name: str, run: object) -> None:
+def test_redis_programs_have_equal_results_at_both_addresses(targets: Targets, name: str, run: object) -> None:
     assert callable(run)
     result = Result(name, run(targets.alone), run(targets.swapped))
     differences = {each: (result.alone.get(each), result.swapped.get(each)) for each in result.unexplained(limits())}

@@ -270,7 +270,7 @@ def test_subscription_gets_effects_of_later_requests(
 
 
 @pytest.mark.parametrize("before", ["SUBSCRIBE b", "UNSUBSCRIBE c"])
-def test_subscription_behind_an_unconfirmed_one_gets_effects_of_later_requests(
+def test_subscription_behind_unconfirmed_one_gets_effects_of_later_requests(
     overlay: Overlay, direct: Connection, before: str
 ) -> None:
     with overlay.proxy.connect() as other, overlay.proxy.connect() as third, overlay.proxy.connect() as client:
@@ -290,7 +290,7 @@ def test_subscription_behind_an_unconfirmed_one_gets_effects_of_later_requests(
             client.call("RESET")
 
 
-def test_publish_after_unsubscribe_does_not_count_the_client(overlay: Overlay, direct: Connection) -> None:
+def test_publish_after_unsubscribe_does_not_count_client(overlay: Overlay, direct: Connection) -> None:
     with overlay.proxy.connect() as client, overlay.proxy.connect() as other:
         for _ in range(40):
             subscribe(client, "SUBSCRIBE", "a")

@@ -56,7 +56,7 @@ def test_connections_to_replaced_master_are_dropped(overlay: Overlay, sentinels:
             assert master.call("GET", "k").plain == b"2"
 
 
-def test_sentinel_commands_return_the_proxy(overlay: Overlay, sentinels: Sentinels) -> None:
+def test_sentinel_commands_return_proxy(overlay: Overlay, sentinels: Sentinels) -> None:
     proxy = overlay.start_at(sentinels.url)
     with proxy.connect() as client:
         eventually(lambda: client.call("SET", "k", "1").plain == b"OK")

@@ -70,7 +70,7 @@ PIPELINES += [["MULTI", "GET a", "STRLEN d", "EXEC"], ["CLIENT CACHING YES", "MU
 
 
 @pytest.mark.parametrize("options", [["ON"], ["ON", "OPTIN"], ["ON", "OPTOUT"]], ids=" ".join)
-def test_client_caching_as_upstream(
+def test_client_caching_replies_as_upstream(
     overlay: Overlay, client: Connection, direct: Connection, options: list[str]
 ) -> None:
     """The same pipelines give the same replies, and the same keys are invalidated after them."""

@@ -30,7 +30,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_passed_socket_is_taken_in_place_of_a_new_one(port: int) -> None:
+def test_passed_socket_is_taken_in_place_of_new_one(port: int) -> None:
     assert passed_ports() == [port]
     [taken] = listen(["10.255.255.255"], port, 1)  # no address of this machine: it is not bound
     with taken:
@@ -39,14 +39,14 @@ def test_a_passed_socket_is_taken_in_place_of_a_new_one(port: int) -> None:
     again.close()
 
 
-def test_its_clients_are_left_to_the_next_process(port: int) -> None:
+def test_clients_of_passed_socket_are_left_to_next_process(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)):
         [taken] = take_passed(port)
         with taken:
             assert list(accept_all(taken)) == []
 
 
-def test_other_ports_have_none(port: int) -> None:
+def test_other_ports_have_no_passed_sockets(port: int) -> None:
     assert take_passed(port - 1) == [] and take_passed(0) == []
 
 

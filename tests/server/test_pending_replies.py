@@ -47,7 +47,7 @@ def others(server: Any) -> Others:
     return Others(server)
 
 
-def test_requests_behind_a_pending_reply_wait_for_it(server: Any, others: Others) -> None:
+def test_requests_behind_pending_reply_wait_for_it(server: Any, others: Others) -> None:
     waiting, other = server.connect(), server.connect()
     waiting.send(PING + LIST + PING + LIST + PING)
     waiting.expect(PONG)
@@ -60,7 +60,7 @@ def test_requests_behind_a_pending_reply_wait_for_it(server: Any, others: Others
     assert waiting.read(len(NOBODY + PONG + PONG)) == NOBODY + PONG + PONG
 
 
-def test_answers_of_other_workers_are_part_of_the_reply(server: Any, others: Others) -> None:
+def test_answers_of_other_workers_are_part_of_reply(server: Any, others: Others) -> None:
     peer = server.connect()
     peer.send(b"CLIENT KILL ID 77\r\n")
     others.answer([77], [])
@@ -79,7 +79,7 @@ def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytes
     peer.expect_reply(PING, PONG)
 
 
-def test_a_client_that_goes_meanwhile_is_forgotten(server: Any, others: Others) -> None:
+def test_client_that_leaves_meanwhile_is_forgotten(server: Any, others: Others) -> None:
     peer, other = server.connect(), server.connect()
     peer.send(LIST)
     others.wait_for(1)
@@ -90,7 +90,7 @@ def test_a_client_that_goes_meanwhile_is_forgotten(server: Any, others: Others) 
     other.expect_reply(PING, PONG)
 
 
-def test_a_half_closed_client_gets_its_pending_reply(server: Any, others: Others) -> None:
+def test_half_closed_client_gets_its_pending_reply(server: Any, others: Others) -> None:
     peer = server.connect()
     peer.send(LIST + PING)
     peer.socket.shutdown(socket.SHUT_WR)
@@ -98,7 +98,7 @@ def test_a_half_closed_client_gets_its_pending_reply(server: Any, others: Others
     assert peer.read_all() == NOBODY + PONG
 
 
-def test_a_client_that_wants_no_replies_still_has_its_command_done(server: Any, others: Others) -> None:
+def test_command_of_client_with_replies_off_is_run(server: Any, others: Others) -> None:
     peer = server.connect()
     peer.send(b"CLIENT REPLY SKIP\r\nCLIENT KILL ID 1 SKIPME no\r\n")  # itself
     others.answer([])

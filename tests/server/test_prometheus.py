@@ -139,7 +139,7 @@ def value_of(found: list[dict[str, Any]]) -> float:
     return float(only["value"][1])
 
 
-def test_prometheus_reads_the_counts_of_requests(scraped: tuple[Running, Query, Query]) -> None:
+def test_prometheus_reads_counts_of_requests(scraped: tuple[Running, Query, Query]) -> None:
     server, query, _ = scraped
     with server.connect() as client:
         for _ in range(10):
@@ -152,7 +152,7 @@ def test_prometheus_reads_the_counts_of_requests(scraped: tuple[Running, Query, 
     assert {each["metric"]["job"] for each in query("sparkis_job_keys")} == {"sparkis"}
 
 
-def test_every_query_of_the_dashboard_is_one_for_a_prometheus(scraped: tuple[Running, Query, Query]) -> None:
+def test_every_query_of_dashboard_is_one_for_prometheus(scraped: tuple[Running, Query, Query]) -> None:
     _, query, _ = scraped
     panels = json.loads((DEPLOY / "grafana" / "sparkis.json").read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
@@ -164,7 +164,7 @@ def test_every_query_of_the_dashboard_is_one_for_a_prometheus(scraped: tuple[Run
         assert query(f"({expression}) or vector(1)"), expression
 
 
-def test_alert_fires_only_for_a_job_without_a_writer(scraped: tuple[Running, Query, Query]) -> None:
+def test_alert_fires_only_for_job_without_writer(scraped: tuple[Running, Query, Query]) -> None:
     _, query, alerts = scraped
     (fired,) = eventually(lambda: alerts("SparkisJobStale"))
     assert fired["annotations"]["summary"] == "Nobody writes job job"
@@ -172,7 +172,7 @@ def test_alert_fires_only_for_a_job_without_a_writer(scraped: tuple[Running, Que
     assert {each["metric"]["alertname"] for each in fired} == {"SparkisJobStale"}
 
 
-def test_promtool_accepts_the_alerts_and_a_scrape(scraped: tuple[Running, Query, Query], tmp_path: Path) -> None:
+def test_promtool_accepts_alerts_and_scrape(scraped: tuple[Running, Query, Query], tmp_path: Path) -> None:
     done = subprocess.run(["promtool", "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     _, query, _ = scraped

@@ -161,7 +161,7 @@ def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(still: Be
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_a_request_of_many_arguments_is_asked_for_in_steps(still: Behind, protocol: str) -> None:
+def test_request_of_many_arguments_is_asked_for_in_steps(still: Behind, protocol: str) -> None:
     keys = [key for key in [*MANY, b"missing"] for _ in range(20)]
     values = [MANY.get(key) for key in keys]
     with still.proxy.connect() as connection:
@@ -222,7 +222,7 @@ def test_slots_move_under_load_without_wrong_reads(behind: Behind, dataset: Data
             assert rounds
 
 
-def test_a_killed_server_costs_its_own_keys_and_they_come_back(behind: Behind) -> None:
+def test_killed_server_loses_only_its_keys_until_it_is_back(behind: Behind) -> None:
     assert _answers_of_all(behind.proxy) == list(MANY.values())
     behind.servers[0].process.kill()
     behind.servers[0].process.wait()
@@ -239,7 +239,7 @@ def test_a_killed_server_costs_its_own_keys_and_they_come_back(behind: Behind) -
     eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), awaited="its keys are back")
 
 
-def test_a_server_that_is_back_is_asked_at_once_in_either_protocol(behind: Behind) -> None:
+def test_returned_server_gets_requests_at_once_in_either_protocol(behind: Behind) -> None:
     key = behind.of(0)[0]
     with behind.proxy.connect() as second, behind.proxy.connect() as third:
         third.call("HELLO", "3")
@@ -256,7 +256,7 @@ def test_a_server_that_is_back_is_asked_at_once_in_either_protocol(behind: Behin
         assert "status=down" not in _info(behind.proxy)
 
 
-def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -> None:
+def test_hanging_server_delays_only_its_keys_for_bounded_time(behind: Behind) -> None:
     assert _answers_of_all(behind.proxy) == list(MANY.values())
     process = behind.servers[0].process
     process.send_signal(signal.SIGSTOP)
@@ -273,7 +273,7 @@ def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -
     eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), awaited="its keys are back")
 
 
-def test_slots_without_an_owner_are_clusterdown(behind: Behind) -> None:
+def test_slots_without_owner_are_clusterdown(behind: Behind) -> None:
     behind.show("0-8191", "")
     eventually(lambda: f"topology_version:{behind.version}\r\n" in _info(behind.proxy), awaited="the proxy learns")
     with behind.proxy.connect() as connection:
@@ -282,7 +282,7 @@ def test_slots_without_an_owner_are_clusterdown(behind: Behind) -> None:
         assert connection.call("GET", behind.of(0)[0]).plain == MANY[behind.of(0)[0]]
 
 
-def test_a_client_that_goes_away_or_does_not_read_does_no_harm(still: Behind) -> None:
+def test_clients_that_leave_or_do_not_read_disturb_no_other(still: Behind) -> None:
     for _ in range(20):
         with still.proxy.connect() as connection:
             connection.send(requests([(b"GET", key) for key in MANY]))
@@ -310,7 +310,7 @@ def replies_in_number(connection: Connection, count: int) -> list[bytes]:
     return [connection.read().raw for _ in range(count)]
 
 
-def test_replies_that_are_kept_back_do_not_come(still: Behind, dataset: Dataset) -> None:
+def test_suppressed_replies_are_not_sent(still: Behind, dataset: Dataset) -> None:
     with still.proxy.connect() as connection:
         connection.send(
             requests([(b"CLIENT", b"REPLY", b"SKIP"), (b"GET", b"many:001"), (b"GET", b"many:002"), (b"DBSIZE",)])
@@ -321,7 +321,7 @@ def test_replies_that_are_kept_back_do_not_come(still: Behind, dataset: Dataset)
         assert connection.read().raw.startswith(b"-ERR Protocol error")
 
 
-def test_a_proxy_with_a_password_asks_for_it_and_gives_it_to_the_servers(tmp_path: Path, dataset_log: Path) -> None:
+def test_proxy_with_password_asks_for_it_and_gives_it_to_servers(tmp_path: Path, dataset_log: Path) -> None:
     port = free_port()
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"version": 1, "nodes": [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]}))
@@ -340,7 +340,7 @@ def test_a_proxy_with_a_password_asks_for_it_and_gives_it_to_the_servers(tmp_pat
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redis_py_reads_through_it(still: Behind, dataset: Dataset, protocol: int) -> None:
+def test_redis_py_reads_through_proxy(still: Behind, dataset: Dataset, protocol: int) -> None:
     with Redis(port=still.proxy.port, protocol=protocol) as redis:
         assert redis.mget(list(MANY)) == list(MANY.values())
         assert redis.hgetall("hash:one") == {b"field": b"value"}
@@ -353,7 +353,7 @@ def test_redis_py_reads_through_it(still: Behind, dataset: Dataset, protocol: in
             assert pipeline.execute() == list(MANY.values())
 
 
-def test_redis_cli_reads_through_it(still: Behind) -> None:
+def test_redis_cli_reads_through_proxy(still: Behind) -> None:
     command = ["redis-cli", "-p", str(still.proxy.port)]
     done = subprocess.run([*command, "get", "many:007"], capture_output=True, timeout=WAIT_S_MAX, check=True)
     assert done.stdout == b"7\n"
@@ -363,7 +363,7 @@ def test_redis_cli_reads_through_it(still: Behind) -> None:
     assert len(done.stdout.split()) == 10
 
 
-def test_a_topology_that_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_wrong_topology_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text('{"version": 1}')
     done = subprocess.run(

@@ -122,7 +122,7 @@ def read_meanwhile(cluster: Cluster) -> Iterator[None]:
             assert not wrong, wrong[:3]
 
 
-def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path) -> None:
+def test_replica_stands_in_for_master_that_is_killed_or_hangs(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA, patience_ms=HANG_MS)
         with read_meanwhile(cluster):
@@ -139,7 +139,7 @@ def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path
             cluster.publish(0, 1)
 
 
-def test_mget_survives_the_loss_of_both_connections_to_a_killed_server(tmp_path: Path) -> None:
+def test_mget_survives_loss_of_both_connections_to_killed_server(tmp_path: Path) -> None:
     """The connection of the MGET is lost first, then the one over which its parts were sent."""
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
@@ -172,7 +172,7 @@ def _newest_answers(cluster: Cluster, server: Connection, before: Sequence[str])
     return bool(connected) and not set(connected) & set(before) and _answers(cluster, 0)
 
 
-def test_a_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> None:
+def test_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
         (applier,) = appliers_of(cluster.servers[0])
@@ -194,7 +194,7 @@ def _answers(cluster: Cluster, at: int) -> bool:
     return f"addr=127.0.0.1:{cluster.ports[at]},slots=16384," in text
 
 
-def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(halves: Cluster) -> None:
+def test_servers_at_different_epochs_answer_each_client_in_order(halves: Cluster) -> None:
     appliers = [appliers_of(each)[0] for each in halves.servers]
     with read_meanwhile(halves):
         for turn in range(20):
@@ -285,7 +285,7 @@ def test_transaction_waits_for_common_epoch_up_to_timeout(halves: Cluster) -> No
         assert [client.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", both]
 
 
-def test_client_that_has_seen_an_epoch_is_answered_by_a_replica_with_it(tmp_path: Path) -> None:
+def test_client_that_has_seen_epoch_is_answered_by_replica_with_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, {"slots": "8192-16383"}, {"slots": "0-8191"}, {"replica_of": "the first"})
         (applier,) = appliers_of(cluster.servers[0])
@@ -300,7 +300,7 @@ def test_client_that_has_seen_an_epoch_is_answered_by_a_replica_with_it(tmp_path
                 os.kill(applier, signal.SIGCONT)
 
 
-def test_new_owner_answers_once_it_has_the_old_owners_epoch(halves: Cluster, impatient: Running) -> None:
+def test_new_owner_answers_once_it_has_old_owners_epoch(halves: Cluster, impatient: Running) -> None:
     key, other = halves.key_of(0), halves.job.keys[1]
     with impatient.connect() as connection:
         with behind(halves, 1):
@@ -317,7 +317,7 @@ def test_new_owner_answers_once_it_has_the_old_owners_epoch(halves: Cluster, imp
             eventually(lambda c=connection: c.call("DBSIZE").plain == KEYS, awaited="each server has its half again")
 
 
-def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_path: Path) -> None:
+def test_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, {"slots": "0-16383"})
         long, *others = cluster.job.keys
@@ -336,7 +336,7 @@ def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_pat
             assert connection.call("GET", others[0]).plain == b"0"
 
 
-def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp_path: Path) -> None:
+def test_proxy_finds_servers_of_log_and_needs_no_registry_afterwards(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
     job = Job(log, "j")
@@ -369,7 +369,7 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
                 assert connection.call("STATE", "DESCRIBE", "j:value").plain[1] == b"j"
 
 
-def test_registry_of_ipv6_is_found_through_the_log_or_by_its_address(tmp_path: Path) -> None:
+def test_registry_of_ipv6_is_found_through_log_or_by_its_address(tmp_path: Path) -> None:
     if not is_ours("::1"):
         pytest.skip("this machine has no ::1")
     log = tmp_path / "log"
@@ -450,7 +450,7 @@ def test_options_without_servers_are_refused(options: tuple[str, ...]) -> None:
     assert b"--registry" in done.stderr
 
 
-def test_pipelines_that_are_cut_anywhere_are_answered_in_order(halves: Cluster) -> None:
+def test_pipelines_cut_anywhere_are_answered_in_order(halves: Cluster) -> None:
     asked = [(b"GET", key) for key in (*halves.job.keys, b"nobody")] * 8
     asked[100:100] = [(b"PING",), (b"get", halves.job.keys[0]), (b"STRLEN", halves.job.keys[1])]
     sent = requests(asked)

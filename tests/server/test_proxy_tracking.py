@@ -165,7 +165,7 @@ def test_moving_slots_invalidate_all(cluster: Cluster) -> None:
     client.close()
 
 
-def test_redirected_invalidation_reaches_a_client_of_another_worker(cluster: Cluster) -> None:
+def test_redirected_invalidation_reaches_client_of_another_worker(cluster: Cluster) -> None:
     server = cluster.servers[1]
     with server.connect() as target, server.connect() as source:
         assert target.call("HELLO", "3").value

@@ -181,7 +181,7 @@ def test_planned_exec_waits_for_earlier_replies_of_its_client(
         assert execs() != before
 
 
-def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
+def test_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
     with cluster.proxy.connect() as connection, meanwhile(repeated(cluster.publish, EPOCH_EVERY_S)):
         get = [(b"GET", key) for key in KEYS[:4]]
         connection.send(requests([*get, (b"MULTI",), *get, (b"EXEC",), *get, (b"MULTI",), *get, (b"EXEC",)] * 20))
@@ -234,7 +234,7 @@ def test_exec_of_restricted_user_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster: Cluster, protocol: int) -> None:
+def test_watched_keys_of_both_servers_end_transaction_when_they_change(cluster: Cluster, protocol: int) -> None:
     client = Redis(port=cluster.proxy.port, protocol=protocol)
     with client.pipeline() as watching:
         watching.watch(*STILL[:5])

@@ -71,7 +71,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
         yield server, job
 
 
-def test_a_message_reaches_the_clients_of_all_workers_and_they_are_counted(workers: tuple[Running, Job]) -> None:
+def test_message_reaches_clients_of_all_workers_and_they_are_counted(workers: tuple[Running, Job]) -> None:
     server, _ = workers
     listeners = [subscriber(server.port, "SUBSCRIBE", "x") for _ in range(4)]  # spread evenly over two workers
     with Connection(server.port) as publisher:
@@ -85,14 +85,14 @@ def test_a_message_reaches_the_clients_of_all_workers_and_they_are_counted(worke
         each.__exit__()
 
 
-def test_client_that_publishes_to_itself_gets_the_reply_first(workers: tuple[Running, Job]) -> None:
+def test_client_that_publishes_to_itself_gets_reply_first(workers: tuple[Running, Job]) -> None:
     server, _ = workers
     with subscriber(server.port, "SUBSCRIBE", "self") as connection:
         assert connection.call("PUBLISH", "self", "hello").value == 1
         assert message(connection) == [b"message", b"self", b"hello"]
 
 
-def test_a_message_that_is_too_long_for_the_way_between_workers_is_refused(workers: tuple[Running, Job]) -> None:
+def test_message_that_is_too_long_for_way_between_workers_is_refused(workers: tuple[Running, Job]) -> None:
     server, _ = workers
     with Connection(server.port) as connection:
         reply = connection.call("PUBLISH", "x", "y" * (1 << 20))
@@ -146,7 +146,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(tmp_path_factory.mktemp("cluster"), stack)
 
 
-def test_a_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Cluster) -> None:
+def test_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Cluster) -> None:
     everywhere = [*cluster.nodes, *cluster.proxies]
     listeners = [subscriber(each.port, "SUBSCRIBE", "news") for each in everywhere]
     patterns = [subscriber(each.port, "PSUBSCRIBE", "n?ws") for each in everywhere]
@@ -173,7 +173,7 @@ def test_a_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Cl
         ("ECHO", "a"),
     ],
 )
-def test_a_subscriber_of_resp2_asks_a_proxy_nothing_else(cluster: Cluster, words: tuple[str, ...]) -> None:
+def test_subscriber_of_resp2_asks_proxy_nothing_else(cluster: Cluster, words: tuple[str, ...]) -> None:
     port = cluster.proxies[0].port
     name = "|".join(words).lower() if words[0] == "STATE" else words[0].lower()
     with Connection(port) as listener, Connection(port) as in_resp3:
@@ -188,7 +188,7 @@ def test_a_subscriber_of_resp2_asks_a_proxy_nothing_else(cluster: Cluster, words
         assert in_resp3.call(*words).type != "-"
 
 
-def test_a_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None:
+def test_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None:
     proxy = cluster.proxies[0]
     with Connection(proxy.port) as publisher:
         assert publisher.call("PUBLISH", "alone", "x").value == 0
@@ -200,7 +200,7 @@ def test_a_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None
         assert publisher.call("PUBLISH", "__sparkis__:epoch:j", "x").is_error
 
 
-def test_a_shard_channel_is_at_its_slots_node_and_behind_every_proxy(cluster: Cluster) -> None:
+def test_shard_channel_is_at_its_slots_node_and_behind_every_proxy(cluster: Cluster) -> None:
     owner = cluster.owner(b"shard")
     other = next(each for each in cluster.nodes if each is not owner)
     with Connection(other.port) as connection:
@@ -228,7 +228,7 @@ def test_channels_of_many_slots_are_asked_for_together(cluster: Cluster) -> None
             assert message(client) == [b"smessage", channel, channel]
 
 
-def test_proxy_passes_on_more_channels_than_a_connection_may_have(cluster: Cluster) -> None:
+def test_proxy_passes_on_more_channels_than_connection_may_have(cluster: Cluster) -> None:
     """A server lets each connection be subscribed to so much, and a proxy is one client to it."""
     names = [[b"many:%d:%d" % (which, at) for at in range(SUBSCRIPTIONS_MAX)] for which in range(3)]
     with ExitStack() as stack:
@@ -246,7 +246,7 @@ def test_proxy_passes_on_more_channels_than_a_connection_may_have(cluster: Clust
                 assert message(client) == [b"message", channel, b"x"]
 
 
-def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -> None:
+def test_node_notifies_of_its_own_slots_and_proxy_of_all(cluster: Cluster) -> None:
     listeners = {each.port: subscriber(each.port, "PSUBSCRIBE", "__keyspace@0__:j:v:*") for each in cluster.nodes}
     behind = subscriber(cluster.proxies[0].port, "PSUBSCRIBE", "__key*")
     cluster.job.publish(cluster.nodes, b"told")
@@ -261,7 +261,7 @@ def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -
         each.__exit__()
 
 
-def test_proxy_publishes_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -> None:
+def test_proxy_publishes_epoch_when_all_its_servers_show_it(cluster: Cluster) -> None:
     proxy = cluster.proxies[1]
     listener = subscriber(proxy.port, "SUBSCRIBE", "__sparkis__:epoch:j")
     pattern = subscriber(proxy.port, "PSUBSCRIBE", "__sparkis__:*")  # what each node says of itself is not passed on
@@ -279,7 +279,7 @@ def test_proxy_publishes_an_epoch_when_all_its_servers_show_it(cluster: Cluster)
     pattern.__exit__()
 
 
-def test_settings_of_a_proxy_select_the_notifications_of_its_clients(cluster: Cluster) -> None:
+def test_settings_of_proxy_select_notifications_of_its_clients(cluster: Cluster) -> None:
     proxy = cluster.proxies[1]
     with Connection(proxy.port) as connection:
         connection.call("CONFIG", "SET", "notify-keyspace-events", "E$")
@@ -355,7 +355,7 @@ def wait_for_client(server: Running, command: str) -> None:
         )
 
 
-def test_a_server_that_is_not_there_yet_is_asked_for_messages_once_it_is(tmp_path: Path) -> None:
+def test_missing_server_yet_is_asked_for_messages_once_it_is(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, {"slots": "0-16383"})
         proxy = nodes.start_proxy("--server-timeout", "300")

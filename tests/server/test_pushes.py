@@ -28,7 +28,7 @@ def running(serve: Callable[..., Any]) -> Any:
     return serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (4 << 20, 0, 0)})
 
 
-def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
+def test_push_goes_out_at_once_to_client_that_asks_nothing(running: Any) -> None:
     peer = running.connect()
     peer.expect_reply(PING, PONG)
     running.call(lambda: running.server.push(1, PUSH))
@@ -72,7 +72,7 @@ def test_push_waits_for_end_of_reply_in_steps(running: Any, asked: bytes, monkey
     assert received == expected.removesuffix(PONG) + PUSH * pushes + PONG
 
 
-def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
+def test_push_waits_for_reply_that_needs_other_workers(running: Any) -> None:
     server = running.server.context
     answered: list[Callable[[list[Any]], None]] = []
     server.workers = OtherProcesses(answered)
@@ -102,7 +102,7 @@ def test_client_that_does_not_read_is_disconnected(running: Any) -> None:
     other.expect_reply(PING, PONG)
 
 
-def test_bytes_behind_a_pending_reply_count_against_the_limit(running: Any) -> None:
+def test_bytes_behind_pending_reply_count_against_limit(running: Any) -> None:
     server = running.server.context
     asked: list[Any] = []
     server.workers = OtherProcesses(asked)

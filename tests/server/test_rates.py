@@ -68,7 +68,7 @@ def expect(count: int, *peers: Any) -> None:
     assert total() == count
 
 
-def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: ManualClock) -> None:
+def test_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: ManualClock) -> None:
     peers = [running.connect(), running.connect()]
     for peer in peers:
         peer.expect_reply(auth(b"slow"), b"+OK\r\n")
@@ -85,14 +85,14 @@ def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: A
         peer.expect_reply(PING, PONG)
 
 
-def test_others_are_answered_while_a_user_rests(running: Any) -> None:
+def test_others_are_answered_while_user_rests(running: Any) -> None:
     slow, other = running.connect(), running.connect()
     slow.expect_reply(auth(b"slow"), b"+OK\r\n")
     slow.send(PING * 1000)
     other.expect_reply(GET * 10, b"$1\r\n1\r\n" * 10)
 
 
-def test_logins_of_others_are_not_held_to_the_rate_of_default(running: Any, clock: ManualClock) -> None:
+def test_logins_of_others_are_not_held_to_rate_of_default(running: Any, clock: ManualClock) -> None:
     def limit_default() -> None:
         running.server.users.set(b"default", [b"off"])
         running.server.users.get(b"default").rate_limiter = RateLimiter(RateLimit("default", commands_per_s=1), clock)
@@ -117,7 +117,7 @@ def test_bytes_of_requests_and_replies_count(running: Any, clock: ManualClock) -
     expect(1, peer)
 
 
-def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
+def test_flood_of_slow_user_is_not_read(running: Any) -> None:
     peer = running.connect()
     peer.expect_reply(auth(b"slow"), b"+OK\r\n")
     peer.socket.settimeout(0.2)
@@ -128,7 +128,7 @@ def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
     assert max(held) <= 4 << 20
 
 
-def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: ManualClock) -> None:
+def test_client_that_leaves_during_its_pause_leaves_nothing_behind(running: Any, clock: ManualClock) -> None:
     peer = running.connect()
     peer.expect_reply(auth(b"slow"), b"+OK\r\n")
     peer.send(PING * 1000)

@@ -47,7 +47,7 @@ class Terminal:
         return printed.replace(str(self._home), README_HOME).replace(self._port, README_PORT)
 
 
-def test_readmes_first_block_is_the_output_of_its_commands(tmp_path: Path) -> None:
+def test_readmes_first_block_is_output_of_its_commands(tmp_path: Path) -> None:
     with tarfile.open(ROOT / "tests" / "golden" / "airports.tar.xz") as archive:
         archive.extractall(tmp_path / "checkpoints", filter="data")
     [block] = BLOCK.findall(README)

@@ -125,7 +125,7 @@ def registry(tmp_path: Path) -> Iterator[Callable[..., int]]:
         yield started
 
 
-def test_only_clients_with_the_token_are_answered(registry: Callable[..., int]) -> None:
+def test_only_clients_with_token_are_answered(registry: Callable[..., int]) -> None:
     port = registry()
     for words in (("MEMBERS",), ("AUTH", "guessed"), ("AUTH",)):
         stranger = Talk(port, token=None)
@@ -176,7 +176,7 @@ def test_servers_get_visible_and_desired_slots_and_watchers_visible(registry: Ca
     ]
 
 
-def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Callable[..., int], tmp_path: Path) -> None:
+def test_servers_of_record_that_do_not_return_are_forgotten(registry: Callable[..., int], tmp_path: Path) -> None:
     gone = {"id": NAMES[3], "host": "10.0.0.9", "port": 7000, "slots": "0-16383"}
     record = {"term": 7, "address": "10.0.0.9:7377", "replicas": 0, "topology": {"version": 4, "nodes": [gone]}}
     (tmp_path / "registry.json").write_text(json.dumps(record))
@@ -189,7 +189,7 @@ def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Call
     assert server.directive["topology"]["version"] > 4
 
 
-def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
+def test_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
     port = registry()
     servers = [Server(port, number) for number in range(2)]
     for server in servers:
@@ -202,7 +202,7 @@ def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
         assert server.next_push(b"notice") == [b"notice", b"job", 8, 2]
 
 
-def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Callable[..., int]) -> None:
+def test_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Callable[..., int]) -> None:
     port = registry()
     driver = Talk(port)
     assert driver.call("WAIT", "job", "0", "50") == 0
@@ -219,7 +219,7 @@ def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Ca
     assert driver.call("WAIT", "job", "4", "50") == 0
 
 
-def test_a_server_of_another_log_is_refused_by_name_and_path(registry: Callable[..., int], tmp_path: Path) -> None:
+def test_server_of_another_log_is_refused_by_name_and_path(registry: Callable[..., int], tmp_path: Path) -> None:
     identity = ensure_identity(open_filesystem(tmp_path))
     port = registry()
     own, other, empty = (Server(port, number) for number in range(3))
@@ -333,7 +333,7 @@ def test_two_servers_at_one_address_are_refused(registry: Callable[..., int]) ->
     assert back.report(port=7002) == second.report() == b"OK"
 
 
-def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -> None:
+def test_draining_server_gives_its_slots_away(registry: Callable[..., int]) -> None:
     port = registry("--replicas", "0")
     first, second = Server(port, 0), Server(port, 1)
     for server in (first, second):
@@ -345,7 +345,7 @@ def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -
     eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, awaited="it is forgotten")
 
 
-def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Callable[..., int]) -> None:
+def test_silent_server_has_failed_and_replica_answers(registry: Callable[..., int]) -> None:
     port = registry("--replicas", "1", program=PROGRAM)
     first, second = Server(port, 0), Server(port, 1)
     for server in (first, second):
@@ -360,7 +360,7 @@ def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Call
     assert first.report() == b"OK"  # its connection is still there
 
 
-def test_the_connection_of_a_server_or_watcher_that_falls_silent_is_closed(registry: Callable[..., int]) -> None:
+def test_connection_of_server_or_watcher_that_falls_silent_is_closed(registry: Callable[..., int]) -> None:
     port = registry(program=IMPATIENT)
     relay = Relay(port)
     try:
@@ -379,7 +379,7 @@ def test_the_connection_of_a_server_or_watcher_that_falls_silent_is_closed(regis
         relay.stop()
 
 
-def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Callable[..., int]) -> None:
+def test_server_without_room_gives_its_slots_to_one_that_has_some(registry: Callable[..., int]) -> None:
     port = registry()
     full, other = Server(port, 0), Server(port, 1)
     full.report()
@@ -420,7 +420,7 @@ def _end_all(port: int) -> None:
         assert [push for push in server.pushed if push[0] == b"end"] == [[b"end"]]
 
 
-def test_servers_of_a_driver_end_once_one_that_stays_owns_all(registry: Callable[..., int], tmp_path: Path) -> None:
+def test_servers_of_driver_end_once_one_that_stays_owns_all(registry: Callable[..., int], tmp_path: Path) -> None:
     port = registry()
     placed, own = Server(port, 0), Server(port, 1)
     placed.report(driver="mine")
@@ -486,7 +486,7 @@ def test_registry_warns_of_unreachable_own_address(tmp_path: Path, options: tupl
     assert ("only processes of this machine reach" in said) == (not options), said
 
 
-def test_a_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:
+def test_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "registry.json").write_text("{")
     process, said = _started(tmp_path)
     process.terminate()

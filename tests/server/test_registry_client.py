@@ -168,7 +168,7 @@ def test_assigned_slots_are_taken_and_reported(tmp_path: Path) -> None:
     play(scene, acts)
 
 
-def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
+def test_registry_of_lower_term_is_not_followed(tmp_path: Path) -> None:
     scene, newer, older = Scene(tmp_path, None), Registry(3), Registry(2)
 
     async def acts() -> None:
@@ -187,7 +187,7 @@ def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
     play(scene, acts)
 
 
-def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_link, "SILENT_S", 0.3)
     scene, hung, other = Scene(tmp_path, None), Registry(3), Registry(4)
 
@@ -221,7 +221,7 @@ def test_registry_is_not_left_because_this_process_stood_still(tmp_path: Path, m
     play(scene, acts)
 
 
-def test_without_a_registry_a_server_serves_its_recorded_slots(tmp_path: Path) -> None:
+def test_server_without_registry_serves_its_recorded_slots(tmp_path: Path) -> None:
     scene = Scene(tmp_path, None)
 
     async def acts() -> None:
@@ -252,7 +252,7 @@ def test_server_leaves_once_others_have_its_slots(tmp_path: Path) -> None:
     play(scene, acts)
 
 
-def test_an_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene, registry = Scene(tmp_path, None), Registry(1)
 
     async def acts() -> None:

@@ -18,7 +18,7 @@ STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes",
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
+def test_server_follows_renamed_job(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
     changes = [Change("temp", Op.PUT, b"old:temp:a", None, b"1"), Change("planes", Op.PUT, b"plane/7", None, b"B737")]
     write_log(log, "old", STATES, changes, query_id="q")

@@ -52,7 +52,7 @@ def test_each_client_gets_its_own_replies(serve: Callable[..., Any]) -> None:
     assert (stats.commands["get"].calls, stats.hits, stats.misses) == (asked, asked - 5, 5)
 
 
-def test_an_error_is_that_client_s_alone(serve: Callable[..., Any]) -> None:
+def test_error_reaches_its_client_alone(serve: Callable[..., Any]) -> None:
     running = serve()
     peers = [running.connect() for _ in range(6)]
     wrong = request("GET", "job:stats:a")
@@ -73,7 +73,7 @@ def test_an_error_is_that_client_s_alone(serve: Callable[..., Any]) -> None:
     peers[5].expect(values(5, 55))
 
 
-def test_half_a_request_does_not_go_on_in_another_client_s_input(serve: Callable[..., Any]) -> None:
+def test_partial_request_is_not_continued_by_another_client(serve: Callable[..., Any]) -> None:
     running = serve()
     one, two = running.connect(), running.connect()
     send_together(running, (one, get(1) + b"*"), (two, get(2)[1:]))
@@ -115,7 +115,7 @@ def test_commands_of_all_kinds_are_answered_beside_each_other(serve: Callable[..
     peers[0].expect_reply(request("EXEC"), b"*1\r\n" + values(0))
 
 
-def test_a_client_that_sends_no_more_is_answered_before_its_connection_ends(serve: Callable[..., Any]) -> None:
+def test_client_that_sends_no_more_is_answered_before_its_connection_ends(serve: Callable[..., Any]) -> None:
     running = serve()
     going, staying = running.connect(), running.connect()
 
@@ -129,7 +129,7 @@ def test_a_client_that_sends_no_more_is_answered_before_its_connection_ends(serv
     staying.expect(values(2))
 
 
-def test_follower_gets_an_epoch_before_its_reply(serve: Callable[..., Any]) -> None:
+def test_follower_gets_epoch_before_its_reply(serve: Callable[..., Any]) -> None:
     store = MemoryStore("g1")
 
     def publish(epoch: int) -> None:
@@ -154,7 +154,7 @@ def test_follower_gets_an_epoch_before_its_reply(serve: Callable[..., Any]) -> N
     busy.expect(values(5) + NIL)
 
 
-def test_a_key_of_another_node_redirects_its_client_alone(serve: Callable[..., Any]) -> None:
+def test_key_of_another_node_redirects_its_client_alone(serve: Callable[..., Any]) -> None:
     running = serve()
     rows = [
         {"host": "127.0.0.1", "port": running.server.port, "slots": "0-8191"},
@@ -180,7 +180,7 @@ def test_a_key_of_another_node_redirects_its_client_alone(serve: Callable[..., A
     assert (stats.commands["get"].calls, stats.commands["get"].rejected) == (40 - moved, moved)
 
 
-def test_monitor_sees_the_requests_of_all_clients(serve: Callable[..., Any]) -> None:
+def test_monitor_sees_requests_of_all_clients(serve: Callable[..., Any]) -> None:
     running = serve()
     monitor, one, two = (running.connect() for _ in range(3))
     monitor.expect_reply(request("MONITOR"), b"+OK\r\n")

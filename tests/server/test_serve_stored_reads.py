@@ -54,7 +54,7 @@ def client(server: Running) -> Iterator[Connection]:
         yield connection
 
 
-def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Running, client: Connection) -> None:
+def test_stored_keys_are_read_here_and_all_else_by_state_server(server: Running, client: Connection) -> None:
     state_server = StateServer(server, client)
     eventually(lambda: state_server.is_spared(client, "job:speed:1"))
     there = state_server.gets()
@@ -77,7 +77,7 @@ def test_stored_keys_are_read_here_and_all_else_by_the_state_server(server: Runn
     client.call("CLIENT", "TRACKING", "OFF")
 
 
-def test_a_monitor_sees_reads_of_stored_keys(server: Running, client: Connection) -> None:
+def test_monitor_sees_reads_of_stored_keys(server: Running, client: Connection) -> None:
     with server.connect() as monitor:
         assert monitor.call("MONITOR").plain == b"OK"
         client.call("GET", "job:speed:3")
@@ -106,7 +106,7 @@ def plain(scene: Scene) -> Iterator[Connection]:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.lists(words, min_size=1, max_size=12), st.lists(st.integers(0, 1 << 10), max_size=4), st.booleans())
-def test_a_pipeline_of_both_backends_is_answered_as_each_of_them_answers(
+def test_pipeline_of_both_backends_is_answered_as_each_of_them_answers(
     scene: Scene, server: Running, plain: Connection, sent: list[tuple[bytes, ...]], cuts: list[int], is_resp3: bool
 ) -> None:
     expected = []
@@ -286,7 +286,7 @@ def transactions_of(store: lmdb.Environment, pid: int) -> list[int]:
     return [int(row[2]) for row in rows if row[0] == str(pid) and row[2] != "-"]
 
 
-def test_a_released_job_is_read_at_the_upstream_at_once(scene: Scene, server: Running, client: Connection) -> None:
+def test_released_job_is_read_at_upstream_at_once(scene: Scene, server: Running, client: Connection) -> None:
     assert not client.call("STATE", "RELEASE", "job").is_error
     assert [client.call("GET", f"job:speed:{car}").plain for car in (1, 2)] == [OLD, OLD]
     assert not client.call("STATE", "CONFIRM", "job").is_error

@@ -93,7 +93,7 @@ def test_connections_of_start_are_on_epoll_of_clients(scene: Scene, server: Runn
         assert all(each & EDGE_TRIGGERED for each in events[port]), (port, events[port])
 
 
-def test_keys_of_both_backends_are_answered_from_the_start(scene: Scene) -> None:
+def test_keys_of_both_backends_are_answered_from_start(scene: Scene) -> None:
     with scene.start("new").connect() as connection:  # without a file of owners
         assert connection.call("GET", "job:speed:1").plain == b"10"
         assert connection.call("GET", "nobody's").plain is None
@@ -155,7 +155,7 @@ def calls_at(upstream: Connection, command: str) -> int:
     return 0 if found is None else int(found[1])
 
 
-def test_requests_about_all_keys_keep_their_order_in_a_pipeline(client: Connection, own_keys: set[bytes]) -> None:
+def test_requests_about_all_keys_keep_their_order_in_pipeline(client: Connection, own_keys: set[bytes]) -> None:
     everything = own_keys | VALUES.keys()
     lines = [
         ("DBSIZE",),
@@ -185,7 +185,7 @@ def test_scan_walks_states_and_upstream_with_any_options(client: Connection, own
 
 
 @pytest.mark.compiled
-def test_the_upstream_draws_one_key_for_a_random_key(scene: Scene, server: Running, own_keys: set[bytes]) -> None:
+def test_upstream_draws_one_key_for_random_key(scene: Scene, server: Running, own_keys: set[bytes]) -> None:
     with server.connect() as client, scene.upstream.connect() as upstream:
         wait_until_ready(client)
         before = calls_at(upstream, "randomkey"), calls_at(upstream, "dbsize")
@@ -290,14 +290,14 @@ def test_exec_of_states_keys_compares_watched_ones(scene: Scene, server: Running
         publish(scene, w=None)
 
 
-def test_the_state_server_is_private(client: Connection, server: Running) -> None:
+def test_state_server_is_private(client: Connection, server: Running) -> None:
     found = re.search(r"127\.0\.0\.1:(\d+)", client.call("INFO", "proxy").plain.decode())
     assert found is not None
     with Connection(int(found[1])) as stranger:
         assert stranger.call("GET", "job:speed:1").plain.startswith(b"NOAUTH")
 
 
-def test_the_driver_is_answered_by_the_state_server(server: Running) -> None:
+def test_wait_of_driver_is_answered_by_state_server(server: Running) -> None:
     with Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN) as driver:
         assert driver.call("WAIT", "job", "0", "60000") == 1
 
@@ -331,7 +331,7 @@ def test_chosen_ports_survive_restarts(scene: Scene) -> None:
     command.end()
 
 
-def test_states_are_answered_while_the_upstream_is_away(scene: Scene, client: Connection) -> None:
+def test_states_are_answered_while_upstream_is_away(scene: Scene, client: Connection) -> None:
     scene.upstream.process.kill()
     scene.upstream.process.wait()
     eventually(lambda: client.call("GET", "cart").is_error)
@@ -342,7 +342,7 @@ def test_states_are_answered_while_the_upstream_is_away(scene: Scene, client: Co
     client.call("DEL", "cart")
 
 
-def test_killed_workers_are_restarted_and_the_upstreams_keys_never_fail(scene: Scene) -> None:
+def test_killed_workers_are_restarted_and_upstreams_keys_never_fail(scene: Scene) -> None:
     server = scene.start("killed", "--workers", "2")
     with server.connect() as client:
         wait_until_ready(client)
@@ -368,7 +368,7 @@ def test_both_processes_end_together(scene: Scene, number: signal.Signals) -> No
     eventually(lambda: not any(map(is_running, [state_server, *appliers])))
 
 
-def test_the_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> None:
+def test_command_restarts_both_reloads_rules_and_ends_both(scene: Scene) -> None:
     routes = scene.folder / "routes.toml"
     routes.write_text("")
     (file := scene.folder / "sparkis.toml").write_text("")
@@ -435,7 +435,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         assert line.startswith(begins)
 
 
-def test_options_about_an_upstream_are_mistakes_without_one(tmp_path: Path) -> None:
+def test_options_about_upstream_are_mistakes_without_one(tmp_path: Path) -> None:
     done = run("--log", str(tmp_path), "--new-jobs", "take", "--transactions=strict", "--upstream-pinned", "7")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -444,13 +444,13 @@ def test_options_about_an_upstream_are_mistakes_without_one(tmp_path: Path) -> N
     ]
 
 
-def test_an_upstream_of_the_environment_is_named_as_such(tmp_path: Path) -> None:
+def test_upstream_of_environment_is_named_as_such(tmp_path: Path) -> None:
     done = run("--log", str(tmp_path), SPARKIS_UPSTREAM="redis://cache")
     assert done.returncode == 1
     assert done.stderr.startswith("sparkis serve: --upstream (SPARKIS_UPSTREAM in the environment) needs --ownership")
 
 
-def test_the_proxy_has_the_certificates_and_the_users(scene: Scene, tmp_path: Path) -> None:
+def test_proxy_has_certificates_and_users(scene: Scene, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     cert, key = authority.issue("node")
     users = tmp_path / "users.acl"
@@ -499,7 +499,7 @@ def test_serve_with_upstream_takes_commands_of_proxy(scene: Scene, client: Conne
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rules_are_reloaded_and_a_shadow_is_compared_at_it(scene: Scene, workers: int) -> None:
+def test_rules_are_reloaded_and_shadow_is_compared_at_it(scene: Scene, workers: int) -> None:
     routes = scene.folder / f"shadow{workers}.toml"
     routes.write_text("")
     server = scene.start(f"shadow{workers}", "--workers", str(workers), "--routes", str(routes))

@@ -42,14 +42,14 @@ def tries(folder: Path) -> int:
     return len((folder / "tries").read_text())
 
 
-def test_a_server_that_died_is_started_again(server: SupervisedProcess) -> None:
+def test_server_that_died_is_started_again(server: SupervisedProcess) -> None:
     first = server.pid
     server._process.kill()
     eventually(lambda: server.pid != first)
     assert server._process.poll() is None
 
 
-def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
+def test_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     server: SupervisedProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = server.pid
@@ -63,7 +63,7 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     eventually(lambda: server.pid != first)
 
 
-def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_child_with_final_exit_code_is_not_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = [sys.executable, "-c", SERVER + "sys.exit(3)", str(tmp_path)]
     child = SupervisedProcess("the server", command, children.environment(), final_exits={3: "another has its place"})
     assert child._process.stdin is not None
@@ -74,7 +74,7 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog:
     child.stop()
 
 
-def test_nothing_is_started_after_the_end(server: SupervisedProcess, tmp_path: Path) -> None:
+def test_nothing_is_started_after_end(server: SupervisedProcess, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     server._process.kill()
     eventually(lambda: tries(tmp_path) >= 2)

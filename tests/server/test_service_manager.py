@@ -83,7 +83,9 @@ def stop(process: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_server_reports_its_life(log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int) -> None:
+def test_server_reports_readiness_watchdog_and_end_to_systemd(
+    log: Path, tmp_path: Path, systemd: Systemd, start: Start, workers: int
+) -> None:
     server = start(*serving(log, tmp_path, "--workers", workers))
     ready = systemd.wait_for("READY=1")
     port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
@@ -136,13 +138,13 @@ def test_other_programs_report_ready(log: Path, tmp_path: Path, systemd: Systemd
     assert started.process.wait(WAIT_S_MAX) == 0
 
 
-def test_a_start_that_goes_on_asks_for_more_time(log: Path, tmp_path: Path, systemd: Systemd, start: Start) -> None:
+def test_start_that_goes_on_asks_for_more_time(log: Path, tmp_path: Path, systemd: Systemd, start: Start) -> None:
     # A process that shares its port listens when it can answer; this one waits for the registry of an empty log.
     start("proxy", "--log", log, "--port", free_port(), "--reuse-port", "yes")
     assert "READY" not in systemd.wait_for("EXTEND_TIMEOUT_USEC=60000000")
 
 
-def test_processes_that_a_program_starts_report_nothing(systemd: Systemd) -> None:
+def test_processes_that_program_starts_report_nothing(systemd: Systemd) -> None:
     assert not children.environment().keys() & {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 
 

@@ -30,7 +30,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STARTS, "yes")
 
 
-def test_hangup_reloads_the_configuration_and_a_rewrite_keeps_its_text(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_reloads_configuration_and_rewrite_keeps_its_text(start: Start, log: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparkis.toml"
     file.write_text(f'# ours\nmaxclients = 100  # few\n[serve]\nlog = "{log}"\nport = 0\nworkers = 2\n')
     server = start("serve", "--config", file, "--store", tmp_path / "store")
@@ -125,7 +125,7 @@ def test_log_level_is_set_in_all_processes_and_in_file(start: Start, log: Path, 
     eventually(lambda: levels() == {b"warning"})
 
 
-def test_the_level_of_the_log_is_set_in_a_server_of_a_past_moment(start: Start, log: Path, tmp_path: Path) -> None:
+def test_level_of_log_is_set_in_server_of_past_moment(start: Start, log: Path, tmp_path: Path) -> None:
     server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0, "--as-of", 0)
     port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
     with Connection(port) as client:
@@ -146,7 +146,7 @@ def end_while_it_reads(program: Command, file: Path, number: signal.Signals) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(ENDED_BY_SIGNALS))
-def test_a_signal_while_the_options_are_read_ends_the_program_with_a_line(
+def test_signal_while_options_are_read_ends_program_with_line(
     start: Start, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
     os.mkfifo(file := tmp_path / "sparkis.toml")
@@ -155,7 +155,7 @@ def test_a_signal_while_the_options_are_read_ends_the_program_with_a_line(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["serve", "state-server", "proxy", "registry"])
-def test_a_signal_before_the_event_loop_ends_the_program_with_a_line(
+def test_signal_before_event_loop_ends_program_with_line(
     start: Start, log: Path, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
     os.mkfifo(secret := tmp_path / "secret")
@@ -178,7 +178,7 @@ def test_signal_during_loading_ends_program_with_line(start: Start, log: Path, t
         assert server.process.wait(WAIT_S_MAX) == 0
 
 
-def test_a_hangup_ends_no_process_that_just_starts(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_ends_no_process_that_just_starts(start: Start, log: Path, tmp_path: Path) -> None:
     server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0, "--workers", 2)
     eventually(lambda: "state_backend.apply.applier" in running_below(server.process.pid), interval_s=0)
     processes = server.children()
@@ -192,7 +192,7 @@ def running_below(pid: int) -> str:
     return "".join(line.decode() + running_below(child) for child, line in children_of(pid).items())
 
 
-def test_hangup_changes_the_log_level_of_a_registry(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_changes_log_level_of_registry(start: Start, log: Path, tmp_path: Path) -> None:
     file = tmp_path / "sparkis.toml"
     file.write_text("replicas = 0\n")
     registry = start("registry", "--config", file, "--log", log, "--port", 0)
@@ -240,7 +240,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def test_hangup_without_a_file_of_users_is_logged_to_change_nothing(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_without_file_of_users_is_logged_to_change_nothing(start: Start, log: Path, tmp_path: Path) -> None:
     registry_port = free_port()
     registry = start("registry", "--log", log, "--port", registry_port)
     registry.wait_for("started")
@@ -254,7 +254,7 @@ def test_hangup_without_a_file_of_users_is_logged_to_change_nothing(start: Start
         each.wait_for(NOTHING_TO_READ)
 
 
-def test_a_hangup_while_a_server_starts_does_not_end_it(start: Start, log: Path, tmp_path: Path) -> None:
+def test_hangup_while_server_starts_does_not_end_it(start: Start, log: Path, tmp_path: Path) -> None:
     server = start("serve", "--log", log, "--store", tmp_path / "store", "--port", 0)
     eventually(server.children, awaited="the supervisor has started the server")
     while "started @" not in server.logged:

@@ -24,7 +24,7 @@ def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_others_are_served_between_the_steps_of_keys(
+def test_others_are_served_between_steps_of_keys(
     serve: Callable[..., Any], tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve()
@@ -55,7 +55,7 @@ def test_others_are_served_between_the_steps_of_keys(
     assert 1 < order.index("ECHO") < order.index("step") + KEYS // sliced_reply.CHUNK_ITEMS_MAX
 
 
-def test_input_waits_while_a_reply_is_made_in_steps(serve: Callable[..., Any], tiny_turns: None) -> None:
+def test_input_waits_while_reply_is_made_in_steps(serve: Callable[..., Any], tiny_turns: None) -> None:
     peer = serve().connect()
     peer.send(b"HKEYS job:visits:/\r\n")
     peer.send(PING * 10)
@@ -78,7 +78,7 @@ def slow_reader(server: Any) -> Any:
     return peer
 
 
-def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any]) -> None:
+def test_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any]) -> None:
     server = serve(output_pause_bytes=65_536)
     peer = slow_reader(server)
     request = b"GET job:temp:large\r\n"
@@ -97,7 +97,7 @@ def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any])
     assert server.call(waiting) == 0
 
 
-def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Callable[..., Any]) -> None:
+def test_many_long_values_at_once_are_sent_as_client_takes_them(serve: Callable[..., Any]) -> None:
     server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (2 * LARGE_BYTES, 0, 0)})
     peer = slow_reader(server)
     peer.send(b"MGET" + b" job:temp:large" * 64 + b"\r\n")
@@ -108,7 +108,7 @@ def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Calla
     peer.expect_reply(PING, PONG)
 
 
-def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
+def test_reply_beyond_hard_limit_ends_connection(serve: Callable[..., Any]) -> None:
     server = serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (LARGE_BYTES // 2, 0, 0)})
     peer = slow_reader(server)
     peer.send(b"GET job:temp:large\r\n" * 64)
@@ -124,7 +124,7 @@ def test_reply_in_steps_beyond_hard_limit_ends_connection(serve: Callable[..., A
     server.connect().expect_reply(PING, PONG)
 
 
-def test_unread_reply_in_steps_is_ended_by_the_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:
+def test_unread_reply_in_steps_is_ended_by_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:
     server = serve(output_pause_bytes=1, sliced_reply_ms_max=1000)
     peer = slow_reader(server)
     peer.send(b"HGETALL job:visits:/\r\n" * 200)
@@ -140,7 +140,7 @@ def test_unread_reply_in_steps_is_ended_by_the_sweep(serve: Callable[..., Any], 
     assert server.call(lambda: len(server.server._connections)) == 0
 
 
-def test_a_client_that_leaves_amid_a_reply_leaves_nothing_behind(
+def test_client_that_leaves_amid_reply_leaves_nothing_behind(
     serve: Callable[..., Any], tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []

@@ -64,7 +64,7 @@ def test_requests_may_come_byte_by_byte(start: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_replies_of_the_core_and_of_the_general_path_keep_their_order(start: Callable[..., Any], seed: int) -> None:
+def test_replies_of_core_and_of_general_path_keep_their_order(start: Callable[..., Any], seed: int) -> None:
     dice = random.Random(seed)
     running = start()
     peers = [running.connect() for _ in range(4)]
@@ -94,7 +94,7 @@ def test_long_replies_are_sent_in_parts_between_other_clients_requests(start: Ca
     assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
 
 
-def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
+def test_client_that_sends_all_before_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
     running = start()
     slow, other = running.connect(), running.connect()
     slow.send(PAIR * 1_000)  # it ends though nothing is read
@@ -104,7 +104,7 @@ def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Callabl
     slow.expect_reply(PING, PONG)
 
 
-def test_a_client_that_sends_more_than_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
+def test_client_that_sends_more_than_it_reads_gets_all_replies(start: Callable[..., Any]) -> None:
     peer = start().connect()
     sending = Thread(target=lambda: [peer.send(PAIR * 20) for _ in range(50)])
     sending.start()
@@ -113,7 +113,7 @@ def test_a_client_that_sends_more_than_it_reads_gets_all_replies(start: Callable
     sending.join()
 
 
-def test_a_client_with_too_many_unread_replies_and_requests_is_not_read(
+def test_client_with_too_many_unread_replies_and_requests_is_not_read(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "AHEAD_BYTES_MAX", 2 << 20)
@@ -137,7 +137,7 @@ def test_a_client_with_too_many_unread_replies_and_requests_is_not_read(
     slow.expect_reply(PAIR[sent % len(PAIR) :], PAIR_REPLIES)
 
 
-def test_requests_before_a_half_close_are_answered(start: Callable[..., Any]) -> None:
+def test_requests_before_half_close_are_answered(start: Callable[..., Any]) -> None:
     running = start()
     for sent, expected in [
         (get(1) * 3, bulk(b"1") * 3),
@@ -169,7 +169,7 @@ def test_clients_that_reset_their_connections_are_gone_at_once(start: Callable[.
     stays.expect_reply(get(3), bulk(b"3"))
 
 
-def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
+def test_idle_clients_are_only_number(start: Callable[..., Any]) -> None:
     running = start(maxclients=3_000)
     peers = [running.connect() for _ in range(1_500)]
     for peer in peers[::3]:
@@ -184,7 +184,7 @@ def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
     peers[0].expect_reply(get(2), bulk(b"2"))
 
 
-def test_client_beyond_the_limit_gets_an_error(start: Callable[..., Any]) -> None:
+def test_client_beyond_limit_gets_error(start: Callable[..., Any]) -> None:
     running = start(maxclients=2)
     first, second = running.connect(), running.connect()
     for peer in (first, second):
@@ -195,7 +195,7 @@ def test_client_beyond_the_limit_gets_an_error(start: Callable[..., Any]) -> Non
     running.connect().expect_reply(get(1), bulk(b"1"))
 
 
-def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable[..., Any]) -> None:
+def test_client_is_killed_by_another_while_it_is_answered(start: Callable[..., Any]) -> None:
     running = start()
     killer, killed, idle = (running.connect() for _ in range(3))
     for peer in (killer, killed, idle):
@@ -229,7 +229,7 @@ def test_client_that_kills_itself_gets_earlier_replies(start: Callable[..., Any]
         assert peer.read_all() == bulk(b"1") + bulk(LARGE) * 20 + last
 
 
-def test_publish_after_the_end_of_a_subscriber_reaches_no_client(start: Callable[..., Any]) -> None:
+def test_publish_after_end_of_subscriber_reaches_no_client(start: Callable[..., Any]) -> None:
     running = start()
     publisher = running.connect()
     for _ in range(300):
@@ -269,7 +269,7 @@ def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
     assert got.replace(message, b"") == (bulk(b"1") * 50 + bulk(LARGE)) * 30
 
 
-def test_only_the_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]) -> None:
+def test_only_subscriber_that_reads_nothing_is_cut(start: Callable[..., Any]) -> None:
     running = start(client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 8 << 20, 60)})
     slow, speaker = running.connect(), running.connect()
     slow.expect_reply(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
@@ -368,7 +368,7 @@ def test_bytes_and_requests_of_each_client_are_counted_once(start: Callable[...,
         assert found == [100 * (at + 1), len(sent) + len(packed(b"CLIENT", b"INFO")), len(expected)]
 
 
-def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -> None:
+def test_calls_of_system_and_rounds_are_counted(start: Callable[..., Any]) -> None:
     server = start()
     peer = server.connect()
     for _ in range(20):
@@ -403,7 +403,7 @@ def test_server_sends_pending_replies_then_stops(start: Callable[..., Any], monk
     assert b"$" + peer.read_all() == bulk(b"1") * 100
 
 
-def test_peers_of_a_closed_socket(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_lost_is_called_once_after_close(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """connection_lost is called once, however it ends, and never from within the call that ends it."""
     running = start()
     peer = running.connect()
@@ -457,7 +457,7 @@ def test_clients_that_always_send_take_turns(start: Callable[..., Any], monkeypa
         assert sorted(turns[at : at + 4]) == [1, 2, 3, 4]
 
 
-def test_a_user_may_not_read_a_key_behind_others_of_one_round(start: Callable[..., Any]) -> None:
+def test_user_may_not_read_key_behind_others_of_one_round(start: Callable[..., Any]) -> None:
     running = start()
     admin, *peers = (running.connect() for _ in range(4))
     assert admin.ask("ACL", "SETUSER", "few", "on", "nopass", "~job:v:1", "+@all") == b"OK"
@@ -469,7 +469,7 @@ def test_a_user_may_not_read_a_key_behind_others_of_one_round(start: Callable[..
         peer.expect(bulk(b"1") + denied + bulk(b"1"))
 
 
-def test_commands_about_the_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
+def test_commands_about_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
     peer = start().connect()
     peer.send(packed(b"COMMAND", b"DOCS", b"GET") + packed(b"ECHO", b"end"))
     docs = peer.read_until(bulk(b"end")).removesuffix(bulk(b"end"))
@@ -499,7 +499,7 @@ def test_commands_about_the_connection_keep_their_place_among_all_others(start: 
     assert peer.read_all() == b"$-1\r\n+OK\r\n"
 
 
-def test_one_client_s_costly_commands_leave_turns_to_others(start: Callable[..., Any]) -> None:
+def test_one_clients_costly_commands_leave_turns_to_others(start: Callable[..., Any]) -> None:
     running = start()
     greedy, other = running.connect(), running.connect()
     greedy.send(packed(b"ACL", b"CAT", b"read") * 2_000)

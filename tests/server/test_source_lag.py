@@ -108,7 +108,7 @@ def test_lag_follows_heartbeats_and_epochs_and_is_unknown_until_then(scene: Scen
     assert "SOURCE LAG" not in status(scene.proxy)
 
 
-def test_record_delays_are_shown_once_an_epoch_has_ages(scene: Scene) -> None:
+def test_record_delays_are_shown_once_epoch_has_ages(scene: Scene) -> None:
     assert "RECORD DELAY" not in status(scene.proxy)
     scene.commit_ages(3, {0: 98, 80: 2})
     for each in (*scene.servers, scene.proxy):

@@ -9,7 +9,7 @@ from benchmarks.options import Options
 
 
 @pytest.mark.compiled
-def test_the_steps_of_a_request_make_up_the_whole() -> None:
+def test_steps_of_request_make_up_whole() -> None:
     rows = list(split.run(Options(rounds=1, keys=2_000, scale=0.02)))
     assert len(rows) == len(split.PIPELINES) * 6
     for depth in split.PIPELINES:

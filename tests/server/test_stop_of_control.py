@@ -23,7 +23,7 @@ class Appliers:
         return False
 
 
-def test_a_server_that_ends_during_a_wait_reports_no_error(capfd: Any) -> None:
+def test_server_that_ends_during_wait_reports_no_error(capfd: Any) -> None:
     problems: list[Any] = []
 
     async def run() -> None:

@@ -151,7 +151,7 @@ def probes() -> Iterator[Sequence[bytes]]:
             yield words
 
 
-def test_no_command_shows_a_tenant_another_job(endpoint: Running) -> None:
+def test_no_command_shows_tenant_another_job(endpoint: Running) -> None:
     asked = list(probes())
     assert len(asked) > 500
     for words in asked:
@@ -160,13 +160,13 @@ def test_no_command_shows_a_tenant_another_job(endpoint: Running) -> None:
         assert found is None, f"{words} tells {found[0]!r}: {answer[:500]!r}"
 
 
-def test_same_commands_show_all_jobs_to_a_user_that_may_read_them(endpoint: Running) -> None:
+def test_same_commands_show_all_jobs_to_user_that_may_read_them(endpoint: Running) -> None:
     telling = (b"KEYS *", b"GET rival:text:sent", b"STATE JOBS", b"STATE LIST rival", b"DBSIZE", b"INFO sparkis")
     for line in telling:
         assert MARK.search(reply_to(endpoint, "default", line.split())), line
 
 
-def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:
+def test_tenant_sees_all_of_its_own(tenant: Connection) -> None:
     mine = {b"mine:text:1", b"mine:text:again", b"mine:map:1", b"mine:list:1", b"part:a:1", b"part:a:2"}
     assert set(tenant.call("KEYS", "*").plain) == mine
     assert tenant.call("DBSIZE").value == len(mine)
@@ -196,7 +196,7 @@ def test_tenant_sees_its_job_alone_and_counts_only_readable_keys(tenant: Connect
     assert b"keys=unknown" in info
 
 
-def test_a_tenants_pipelines_are_checked_request_by_request(tenant: Connection) -> None:
+def test_tenants_pipelines_are_checked_request_by_request(tenant: Connection) -> None:
     asked = [b"GET mine:text:1", b"GET rival:text:sent", b"MGET mine:text:1 part:a:1", b"HGET mine:map:1 field"] * 3
     tenant.send(requests([line.split() for line in asked]))
     tenant.end()

@@ -124,7 +124,7 @@ def test_plain_and_tls_are_side_by_side(serve: Serve, authority: Authority, work
         assert plain.info("clients")["connected_clients"] == 2
 
 
-def test_an_asyncio_client_reads_over_tls(shared: Serve, authority: Authority) -> None:
+def test_asyncio_client_reads_over_tls(shared: Serve, authority: Authority) -> None:
     server = shared(*authority.options())
 
     async def read() -> list[Any]:
@@ -169,7 +169,7 @@ def test_optional_certificate_is_checked_if_shown(serve: Serve, authority: Autho
         client.get("job:n:1")
 
 
-def test_a_client_refuses_a_server_of_another_ca(shared: Serve, authority: Authority, tmp_path: Path) -> None:
+def test_client_refuses_server_of_another_ca(shared: Serve, authority: Authority, tmp_path: Path) -> None:
     server = shared(*authority.options(auth_clients="no"))
     other = Authority(tmp_path / "other")
     with connect(server, **other.client()) as client, pytest.raises(redis.ConnectionError, match="certificate"):
@@ -207,7 +207,7 @@ def test_client_without_tls_is_closed_and_takes_no_clients_place(
     assert "Traceback" not in said
 
 
-def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
+def test_clients_beyond_limit_are_closed(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
     with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
         eventually(lambda: can_ping(first), awaited="the place of who came before is free")
@@ -217,7 +217,7 @@ def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_new_certificate_is_shown_to_new_connections(
+def test_new_certificate_is_shown_to_new_connections(
     serve: Serve, authority: Authority, tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
     authority.issue("changing")
@@ -269,7 +269,7 @@ def test_client_that_reads_no_replies_delays_no_other(shared: Serve, authority: 
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_server_ends_while_clients_are_there(serve: Serve, authority: Authority, workers: int) -> None:
+def test_server_ends_while_clients_are_there(serve: Serve, authority: Authority, workers: int) -> None:
     server = serve(*authority.options(auth_clients="no"), workers=workers)
     with connect(server, **authority.client()) as client:
         assert client.ping()
@@ -280,7 +280,7 @@ def test_a_server_ends_while_clients_are_there(serve: Serve, authority: Authorit
 
 
 @pytest.mark.parametrize("with_ca", [True, False])
-def test_the_control_listener_speaks_tls_as_well(shared: Serve, authority: Authority, with_ca: bool) -> None:
+def test_control_listener_speaks_tls_as_well(shared: Serve, authority: Authority, with_ca: bool) -> None:
     server = shared(*authority.options(with_ca=with_ca))
     files = TlsFiles(
         str(authority.folder / "server.crt"),
@@ -310,14 +310,14 @@ def test_status_is_shown_over_tls(shared: Serve, authority: Authority) -> None:
         assert done.returncode == 1 and done.stderr.startswith("sparkis status: ") and "Traceback" not in done.stderr
 
 
-def test_certificate_of_another_name_is_refused_if_the_server_is_named(serve: Serve, authority: Authority) -> None:
+def test_certificate_of_another_name_is_refused_if_server_is_named(serve: Serve, authority: Authority) -> None:
     authority.issue("elsewhere", "elsewhere.example")
     server = serve(*authority.options("elsewhere", auth_clients="no"))
     with pytest.raises(ClientError, match="not valid for"):
         Client.from_url(f"rediss://127.0.0.1:{server.port}", tls=TlsFiles(ca=str(authority.ca)))
 
 
-def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path, authority: Authority) -> None:
+def test_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path, authority: Authority) -> None:
     command = [
         sys.executable,
         "-m",
@@ -346,7 +346,7 @@ def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path,
             assert done.stderr.startswith("sparkis serve: ") and error in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_plain_server_stays_as_it_was(serve: Serve) -> None:
+def test_plain_server_stays_as_it_was(serve: Serve) -> None:
     server = serve()
     assert server.tls_port == 0
     with Connection(server.port) as connection:

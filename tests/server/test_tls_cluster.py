@@ -169,7 +169,7 @@ def test_server_refuses_registry_of_other_authority(cluster: Cluster, authority:
     assert "Traceback" not in cluster.output_of("registry") + cluster.output_of("stranger") + cluster.output_of("plain")
 
 
-def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
+def test_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
     cluster: Cluster, authority: Authority, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:

@@ -137,7 +137,7 @@ def test_records_and_requests_may_be_cut_anywhere(start: Start, authority: Autho
         assert peer.read(len(expected)) == expected
 
 
-def test_a_first_request_may_come_with_the_end_of_the_handshake(start: Start, authority: Authority) -> None:
+def test_first_request_may_come_with_end_of_handshake(start: Start, authority: Authority) -> None:
     running = start()
     context = authority.context()
     peer = TlsPeer.__new__(TlsPeer)
@@ -158,7 +158,7 @@ def test_pipelines_longer_than_one_read_are_answered_in_order(start: Start, auth
     assert peer.read(len(expected)) == expected
 
 
-def test_a_client_that_sends_all_before_it_reads_gets_all_replies(start: Start, authority: Authority) -> None:
+def test_client_that_sends_all_before_it_reads_gets_all_replies(start: Start, authority: Authority) -> None:
     running = start()
     slow, other = connect(running, authority), connect(running, authority)
     for _ in range(1_000):
@@ -213,7 +213,7 @@ def test_client_that_closes_without_close_notify_is_disconnected(start: Start, a
     assert running.call(lambda: running.server.context.stats.internal_errors) == 0
 
 
-def test_messages_reach_an_encrypted_subscriber(start: Start, authority: Authority) -> None:
+def test_messages_reach_encrypted_subscriber(start: Start, authority: Authority) -> None:
     running = start()
     reader, speaker = connect(running, authority), connect(running, authority)
     reader.send(packed(b"SUBSCRIBE", b"news"))

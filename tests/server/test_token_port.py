@@ -141,7 +141,7 @@ def call(port: int) -> None:
         assert client.call("NOTICE", "job", "0") == "OK"
 
 
-def test_a_token_gets_in_through_many_that_send_a_byte_now_and_then(port_of_process: tuple[int, int]) -> None:
+def test_token_gets_in_through_many_that_send_byte_now_and_then(port_of_process: tuple[int, int]) -> None:
     port, pid = port_of_process
     call(port)
     before_bytes, before_files = memory_of(pid), len(os.listdir(f"/proc/{pid}/fd"))
@@ -161,7 +161,7 @@ def test_a_token_gets_in_through_many_that_send_a_byte_now_and_then(port_of_proc
     call(port)
 
 
-def test_requests_without_a_token_take_little_memory(port_of_process: tuple[int, int]) -> None:
+def test_requests_without_token_take_little_memory(port_of_process: tuple[int, int]) -> None:
     port, pid = port_of_process
     call(port)
     before_bytes = memory_of(pid)
@@ -221,7 +221,7 @@ def played(
     uvloop.run(run())
 
 
-def test_the_time_to_authenticate_is_one_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_to_authenticate_is_not_extended_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_port, "AUTH_S_MAX", 0.3)
 
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
@@ -236,7 +236,7 @@ def test_the_time_to_authenticate_is_one_in_all(monkeypatch: pytest.MonkeyPatch)
     played(play)
 
 
-def test_authenticated_client_stays_after_the_time_to_authenticate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authenticated_client_stays_after_time_to_authenticate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_port, "AUTH_S_MAX", 0.2)
 
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
@@ -258,7 +258,7 @@ def test_authenticated_client_stays_after_the_time_to_authenticate(monkeypatch: 
 @pytest.mark.parametrize(
     "data", [PING, request("AUTH", "guessed"), request("AUTH"), b"*11\r\n", bytes(20_000), b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_anything_else_before_the_token_ends_the_connection(data: bytes) -> None:
+def test_anything_else_before_token_ends_connection(data: bytes) -> None:
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(data + AUTH)
@@ -269,7 +269,7 @@ def test_anything_else_before_the_token_ends_the_connection(data: bytes) -> None
     played(play)
 
 
-def test_as_many_are_in_as_may_be_and_strangers_take_none_of_their_places() -> None:
+def test_unauthenticated_connections_take_no_place_of_authenticated_ones() -> None:
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         strangers = [await asyncio.open_connection("127.0.0.1", number) for _ in range(20)]
         inside = [await asyncio.open_connection("127.0.0.1", number) for _ in range(3)]
@@ -285,7 +285,7 @@ def test_as_many_are_in_as_may_be_and_strangers_take_none_of_their_places() -> N
     played(play, peers_max=2)
 
 
-def test_exception_of_a_request_is_its_error_reply() -> None:
+def test_exception_of_request_is_its_error_reply() -> None:
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(AUTH + PING + request("RAISE") + PING)
@@ -320,7 +320,7 @@ def test_unfinished_handshakes_keep_no_client_out(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="the system does not list the timers of connections")
-def test_connections_that_are_silent_for_hours_have_a_keepalive(port_of_process: tuple[int, int]) -> None:
+def test_connections_that_are_silent_for_hours_have_keepalive(port_of_process: tuple[int, int]) -> None:
     port, _ = port_of_process
 
     def timer_of(client: socket.socket) -> int:

@@ -51,7 +51,7 @@ async def until(app: Top, pilot: Pilot[None], pattern: str) -> None:
             await pilot.pause()
 
 
-def test_the_jobs_and_states_of_a_server_are_shown_sorted_and_filtered(sparkis: Running, dataset: Dataset) -> None:
+def test_jobs_and_states_of_server_are_shown_sorted_and_filtered(sparkis: Running, dataset: Dataset) -> None:
     app = Top(endpoint(sparkis), "jobs")
 
     async def look() -> None:
@@ -105,7 +105,7 @@ def test_each_table_is_shown(sparkis: Running) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_all_numbers_and_the_help_fit_into_the_terminal(sparkis: Running, columns: int) -> None:
+def test_all_numbers_and_help_fit_into_terminal(sparkis: Running, columns: int) -> None:
     app = Top(endpoint(sparkis), "jobs")
 
     def missing(*words: str) -> list[str]:
@@ -124,7 +124,7 @@ def test_all_numbers_and_the_help_fit_into_the_terminal(sparkis: Running, column
     asyncio.run(look())
 
 
-def test_keys_are_those_of_the_table_also_after_an_empty_one_and_the_help(sparkis: Running) -> None:
+def test_keys_are_those_of_table_also_after_empty_one_and_help(sparkis: Running) -> None:
     app = Top(endpoint(sparkis), "jobs")
 
     async def look() -> None:
@@ -221,7 +221,7 @@ def terminals() -> Iterator[list[Terminal]]:
         each.close()
 
 
-def test_a_person_at_a_terminal_sees_the_jobs_and_ends_it_with_q(sparkis: Running, terminals: list[Terminal]) -> None:
+def test_top_shows_jobs_and_ends_with_q(sparkis: Running, terminals: list[Terminal]) -> None:
     terminal = Terminal("--url", f"redis://127.0.0.1:{sparkis.port}")
     terminals.append(terminal)
     terminal.wait_for("CHANGES/MIN")
@@ -229,7 +229,7 @@ def test_a_person_at_a_terminal_sees_the_jobs_and_ends_it_with_q(sparkis: Runnin
     assert terminal.end()[0] == 0
 
 
-def test_a_server_with_a_password_is_refused_without_it(locked_sparkis: Running, terminals: list[Terminal]) -> None:
+def test_server_with_password_is_refused_without_it(locked_sparkis: Running, terminals: list[Terminal]) -> None:
     terminal = Terminal("--url", f"redis://127.0.0.1:{locked_sparkis.port}")
     terminals.append(terminal)
     code, said = terminal.end()
@@ -266,7 +266,7 @@ def test_invalid_url_is_reported(terminals: list[Terminal]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(terminals: list[Terminal], number: signal.Signals) -> None:
+def test_signal_ends_top_and_restores_terminal(terminals: list[Terminal], number: signal.Signals) -> None:
     terminal = Terminal("--url", f"redis://127.0.0.1:{free_port()}")
     terminals.append(terminal)
     terminal.wait_for("\x1b[?1049h")  # the screen beside the terminal's lines begins

@@ -51,7 +51,7 @@ def wait_until_refused(capfd: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Path, workers: str, capfd: Any) -> None:
+def test_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Path, workers: str, capfd: Any) -> None:
     moved = b"-MOVED %d 10.1.2.3:7001\r\n" % slot_of(b"plain")
     path = tmp_path / "cluster.json"
     write(path, json.dumps(topology(1, "0-16383", "")))
@@ -78,7 +78,7 @@ def test_a_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Pat
         (json.dumps(topology(1, "0-1", "2-2")), None, "--cluster FILE needs --cluster-node HOST:PORT"),
     ],
 )
-def test_a_server_does_not_start_with_a_bad_topology(
+def test_server_does_not_start_with_bad_topology(
     dataset_log: Path, tmp_path: Path, text: str, name: str | None, complaint: str
 ) -> None:
     path = tmp_path / "cluster.json"
@@ -91,7 +91,7 @@ def test_a_server_does_not_start_with_a_bad_topology(
     assert complaint in done.stderr
 
 
-def test_topology_can_be_set_by_a_command(dataset_log: Path, tmp_path: Path) -> None:
+def test_topology_can_be_set_by_command(dataset_log: Path, tmp_path: Path) -> None:
     disabled = b"-ERR This instance has cluster support disabled\r\n"
     new = json.dumps(topology(1, "0-16383", ""))
     with (

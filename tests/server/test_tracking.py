@@ -129,7 +129,7 @@ def test_idle_client_is_invalidated(client: Any, epochs: Epochs) -> None:
     client.expect(invalid("job:temp:a"))
 
 
-def test_invalidations_come_before_or_after_a_transaction(client: Any, epochs: Epochs) -> None:
+def test_invalidations_come_before_or_after_transaction(client: Any, epochs: Epochs) -> None:
     client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
     epochs.publish("a")
     client.send(lines("MULTI", "GET job:temp:a", "GET job:temp:b", "EXEC"))
@@ -140,7 +140,7 @@ def test_invalidations_come_before_or_after_a_transaction(client: Any, epochs: E
     client.expect(invalid("job:temp:b"))
 
 
-def test_invalidations_come_before_or_after_a_reply_in_steps_never_within(
+def test_invalidations_come_before_or_after_reply_in_steps_never_within(
     client: Any, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
@@ -156,7 +156,7 @@ def test_invalidations_come_before_or_after_a_reply_in_steps_never_within(
 
 
 @pytest.mark.parametrize(("count", "keys"), [(1, 6_000), (10, 1)], ids=["an epoch is too large", "many epochs"])
-def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
+def test_all_keys_are_invalidated_when_changed_ones_are_unknown(
     count: int, keys: int, server: Any, client: Any, epochs: Epochs
 ) -> None:
     client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
@@ -172,7 +172,7 @@ def test_all_keys_are_invalidated_when_the_changed_ones_are_unknown(
     client.expect(invalid("job:temp:a"))
 
 
-def test_all_keys_are_invalidated_when_a_job_comes_or_goes(
+def test_all_keys_are_invalidated_when_job_comes_or_goes(
     server: Any, client: Any, epochs: Epochs, tmp_path: Path
 ) -> None:
     client.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
@@ -208,7 +208,7 @@ def test_expired_key_is_invalidated_once_its_expiry_is_applied(server: Any, clie
     client.expect(invalid("job:temp:soon"))
 
 
-def test_tracked_keys_are_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
+def test_tracked_keys_are_counted_and_forgotten_with_client(server: Any, client: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
     client.expect_reply(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
     other = connect(server)
@@ -250,7 +250,7 @@ def test_invalidations_are_limited_to_readable_keys(server: Any, client: Any, ep
     tenant.expect_reply(lines("PING"), PONG)
 
 
-def test_tracking_table_is_empty_after_the_last_client(server: Any, epochs: Epochs) -> None:
+def test_tracking_table_is_empty_after_last_client(server: Any, epochs: Epochs) -> None:
     tracking = server.server.context.tracking
     peer = connect(server)
     peer.expect_reply(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))

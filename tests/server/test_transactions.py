@@ -145,7 +145,7 @@ def test_long_transaction_reads_one_epoch(
     peer.expect_reply(lines("GET job:temp:a"), bulk(b"%d" % epochs.epoch))
 
 
-def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_turns: None) -> None:
+def test_others_are_answered_while_long_transaction_is_run(server: Any, tiny_turns: None) -> None:
     slow, quick = server.connect(), server.connect()
     slow.expect_reply(lines("MULTI", *["GET job:temp:1"] * 500), OK + QUEUED * 500)
     order: list[str] = []
@@ -185,7 +185,7 @@ def test_too_long_transaction_is_refused_and_nothing_of_it_is_run(server: Any, m
     peer.expect_reply(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
 
 
-def test_each_request_of_a_transaction_that_comes_alone_is_answered_at_once(server: Any) -> None:
+def test_each_request_of_transaction_that_comes_alone_is_answered_at_once(server: Any) -> None:
     peer = server.connect()
     get, reply = request("GET", "job:temp:1"), bulk(b"1")
     for words, replies in ((("MULTI",), OK), (("GET", "job:temp:1"), QUEUED), (("EXEC",), b"*1\r\n" + reply)):
@@ -194,7 +194,7 @@ def test_each_request_of_a_transaction_that_comes_alone_is_answered_at_once(serv
     peer.expect_reply(request("EXEC"), b"*1\r\n" + reply)
 
 
-def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watched_keys_are_limited(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = server.connect()
     peer.expect_reply(lines("WATCH " + " ".join(f"job:temp:{each}" for each in range(1000))), OK)
     peer.expect_reply(lines("WATCH job:temp:1 job:temp:1"), OK)
@@ -288,7 +288,7 @@ def test_watch_of_unknown_keys_compares_small_values_only(server: Any, epochs: E
     big.expect_reply(TRY, NOT_RUN)
 
 
-def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any, epochs: Epochs) -> None:
+def test_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any, epochs: Epochs) -> None:
     members = [Change("seen", Op.PUT, b"job:seen:a", b"ann", b""), Change("top", Op.PUT, b"job:top:a", b"ann", b"1")]
     others = [change._replace(key=change.key[:-1] + b"b") for change in members]
     epochs.publish(members + others)
@@ -304,7 +304,7 @@ def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: A
     score.expect_reply(TRY, NOT_RUN)
 
 
-def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Epochs) -> None:
+def test_watched_key_that_expires_ends_transaction(server: Any, epochs: Epochs) -> None:
     clock = [server.server.context.clock()]
     server.server.context.clock = lambda: clock[0]
     at = clock[0] + 1_000
@@ -327,7 +327,7 @@ def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Ep
         clock[0] = at - 1_000
 
 
-def test_watched_keys_of_a_rebuilt_job_are_compared_by_value(server: Any, epochs: Epochs, tmp_path: Path) -> None:
+def test_watched_keys_of_rebuilt_job_are_compared_by_value(server: Any, epochs: Epochs, tmp_path: Path) -> None:
     same, other = server.connect(), server.connect()
     epochs.publish()
     same.expect_reply(lines("WATCH job:temp:a"), OK)
@@ -380,7 +380,7 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     assert server.call(context.epochs.pinned.epochs) == {}
 
 
-def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
+def test_transaction_at_epoch_reads_it_to_its_end_after_it_is_unpinned(
     server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = server.connect()
@@ -399,7 +399,7 @@ def test_transaction_at_an_epoch_reads_it_to_its_end_after_it_is_unpinned(
     assert peer.read(len(expected)) == expected
 
 
-def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any, epochs: Epochs) -> None:
+def test_transaction_at_epoch_takes_clock_that_it_is_given(server: Any, epochs: Epochs) -> None:
     now_ms = server.server.context.clock()
     epochs.publish([Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=now_ms + 1_000)])
     peer = server.connect()
@@ -408,7 +408,7 @@ def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any,
     peer.expect_reply(lines("PTTL job:temp:soon"), b":1000\r\n")
 
 
-def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
+def test_epoch_is_asked_of_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
     peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), exec_reply(bulk(b"0")))
     epochs.publish()
@@ -424,7 +424,7 @@ def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server
     peer.expect_reply(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
 
 
-def test_a_version_watched_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
+def test_version_watched_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
     one, other = server.connect(), server.connect()
 
     def mark(key: str) -> str:

@@ -67,7 +67,7 @@ def differing() -> Iterator[Command]:
 
 
 @pytest.mark.parametrize("command", list(differing()), ids=lambda command: command.name)
-def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> None:
+def test_every_command_equals_redis_at_its_largest(attacked: Attacked, command: Command) -> None:
     check_command(attacked, command)
 
 
@@ -79,7 +79,7 @@ def test_known_attacks_cause_no_long_turn(attacked: Attacked, attack: str) -> No
 
 
 @pytest.mark.slow
-def test_subscriptions_beside_those_of_many_clients(attacked: Attacked) -> None:
+def test_subscription_is_fast_beside_many_clients(attacked: Attacked) -> None:
     check_beside_many_subscriptions(attacked)
 
 
@@ -167,7 +167,7 @@ OWN_ATTACKS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.slow  # 30 s of processor time; each command at its largest is measured above
 @pytest.mark.parametrize("attack", OWN_ATTACKS)
-def test_attacks_on_a_proxy_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
+def test_attacks_on_proxy_cause_no_long_turn(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(OWN_ATTACKS[attack]()) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 
@@ -205,7 +205,7 @@ def test_long_replies_are_whole(attacked: Attacked, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("before", [b"", TRACKING, request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
-def test_long_requests_about_one_key_equal_a_servers(attacked: Attacked, before: bytes, protocol: int) -> None:
+def test_long_requests_about_one_key_equal_servers(attacked: Attacked, before: bytes, protocol: int) -> None:
     assert isinstance(attacked.thread, Proxy)
     fields = [b"m%d" % at for at in range(MEMBERS - 2_000, MEMBERS + 2_500)]
     asked = (
@@ -231,7 +231,7 @@ def test_long_requests_about_one_key_equal_a_servers(attacked: Attacked, before:
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("before", [b"", request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
 @pytest.mark.parametrize("verb", ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"])
-def test_long_subscriptions_equal_a_servers(attacked: Attacked, verb: str, before: bytes, protocol: int) -> None:
+def test_long_subscriptions_equal_servers(attacked: Attacked, verb: str, before: bytes, protocol: int) -> None:
     assert isinstance(attacked.thread, Proxy)
     # In a slot of the first server, so that it accepts shard channels.
     names = [b"%d{job:temp:1}" % at for at in range(5_000)]
@@ -259,7 +259,7 @@ def test_long_subscriptions_equal_a_servers(attacked: Attacked, verb: str, befor
     assert is_same, [len(each) for each in replies]
 
 
-def test_a_long_subscription_in_a_transaction_is_refused(attacked: Attacked) -> None:
+def test_long_subscription_in_transaction_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("SUBSCRIBE", *many_fields()[:2_000]) + request("EXEC"))
     received = peer.read_until(b"EXECABORT Transaction discarded because of previous errors.\r\n")
@@ -267,7 +267,7 @@ def test_a_long_subscription_in_a_transaction_is_refused(attacked: Attacked) -> 
     peer.socket.close()
 
 
-def test_clients_that_leave_while_their_last_reply_waits(attacked: Attacked) -> None:
+def test_clients_may_leave_while_their_last_reply_is_unsent(attacked: Attacked) -> None:
     """A reply in steps behind missing replies is released when the client is gone."""
     for _ in range(8):
         peer = Peer(attacked.port)
@@ -279,14 +279,14 @@ def test_clients_that_leave_while_their_last_reply_waits(attacked: Attacked) -> 
     peer.socket.close()
 
 
-def test_a_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None:
+def test_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("HMGET", "job:visits:1", *[b"f" * 60_000] * 1_000) + request("GET", "job:temp:1"))
     assert peer.read_until(b"$1\r\n1\r\n").startswith(b"-ERR a request may have 32 MiB through a proxy; split it\r\n")
     peer.socket.close()
 
 
-def test_a_transaction_of_more_than_a_server_is_asked_is_refused(attacked: Attacked) -> None:
+def test_transaction_of_more_than_server_is_asked_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("EXISTS", *MANY_KEYS[:100]) * 2_000 + request("EXEC"))
     received = peer.read_until(b"split it\r\n")

@@ -187,7 +187,7 @@ def test_request_in_pieces_is_forwarded(attacked: Attacked, monkeypatch: pytest.
     peer.socket.close()
 
 
-def test_a_long_request_within_a_transaction_is_checked_when_it_is_queued(attacked: Attacked) -> None:
+def test_long_request_within_transaction_is_checked_when_it_is_queued(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     names = [b"{t}%d" % at for at in range(5_000)]
     assert peer.ask("MULTI") == b"OK"
@@ -204,7 +204,7 @@ def test_a_long_request_within_a_transaction_is_checked_when_it_is_queued(attack
     peer.socket.close()
 
 
-def test_a_user_with_rules_is_checked_for_every_key(attacked: Attacked) -> None:
+def test_user_with_rules_is_checked_for_every_key(attacked: Attacked) -> None:
     users = attacked.thread.server.context.users  # type: ignore[attr-defined]
     attacked.thread.call(lambda: users.set(b"some", [b"on", b"nopass", b"+@all", b"~{t}*", b"~job:*"]))
     peer = Peer(attacked.port)

@@ -39,7 +39,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 @pytest.mark.parametrize("command", served(), ids=lambda command: command.name)
-def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> None:
+def test_every_command_equals_redis_at_its_largest(attacked: Attacked, command: Command) -> None:
     check_command(attacked, command)
 
 
@@ -49,11 +49,11 @@ def test_known_attacks_cause_no_long_turn(attacked: Attacked, attack: str) -> No
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 
 
-def test_subscriptions_beside_those_of_many_clients(attacked: Attacked) -> None:
+def test_subscription_is_fast_beside_many_clients(attacked: Attacked) -> None:
     check_beside_many_subscriptions(attacked)
 
 
-def test_a_message_for_many_patterns_and_many_clients(attacked: Attacked) -> None:
+def test_message_reaches_many_patterns_and_many_clients(attacked: Attacked) -> None:
     channel = b"k" * NAME_BYTES_MAX
     subscribed = [Peer(attacked.port) for _ in range(300)]
     for number, each in enumerate(subscribed):
@@ -72,7 +72,7 @@ def test_a_message_for_many_patterns_and_many_clients(attacked: Attacked) -> Non
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
 
 
-def test_the_turns_of_a_loop_are_measured(attacked: Attacked) -> None:
+def test_turns_of_loop_are_measured(attacked: Attacked) -> None:
     """What the tests above assert would be seen."""
     attacked.loop.take_longest_ms()
     attacked.thread.call(lambda: sum(number * number for number in range(20_000_000)))

@@ -68,7 +68,7 @@ def test_proxy_is_exempt_from_default_users_rules_and_rates(cluster: Cluster) ->
         assert client.call("DBSIZE").value == 11
 
 
-def test_a_message_reaches_the_clients_of_the_other_node(cluster: Cluster) -> None:
+def test_message_reaches_clients_of_other_node(cluster: Cluster) -> None:
     here, there = cluster.nodes
     with logged_in(there, "tenant", "t") as listener, logged_in(here, "admin", "a") as publisher:
         assert listener.call("SUBSCRIBE", "job:news").type == ">"
@@ -102,7 +102,7 @@ def test_program_without_its_file_of_users_does_not_start(tmp_path: Path, progra
     assert "Traceback" not in done.stderr
 
 
-def test_login_of_a_part_is_refused_at_a_proxy_and_with_a_wrong_password(cluster: Cluster) -> None:
+def test_login_of_part_is_refused_at_proxy_and_with_wrong_password(cluster: Cluster) -> None:
     with Connection(cluster.proxy.port) as client:  # as in Redis any password is right for a user that needs none
         assert client.call("AUTH", "default", BETWEEN_US).value == b"OK"
         assert client.call("GET", KEYS[0]).value.startswith(b"NOPERM ")

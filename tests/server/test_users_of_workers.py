@@ -52,7 +52,7 @@ def log_in(connection: Connection, user: str, password: str) -> Any:
     return connection.call("AUTH", user, password).value
 
 
-def test_user_made_at_one_process_is_known_at_the_other(both: list[Connection]) -> None:
+def test_user_made_at_one_process_is_known_at_other(both: list[Connection]) -> None:
     here, there = both
     assert here.call("ACL", "SETUSER", "made", "on", ">pass", "~job:n:2", "+get").value == b"OK"
     assert log_in(there, "made", "pass") == b"OK"
@@ -63,7 +63,7 @@ def test_user_made_at_one_process_is_known_at_the_other(both: list[Connection]) 
     assert there.call("GET", "job:n:1").value == b"x"
 
 
-def test_a_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> None:
+def test_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> None:
     here, there = both
     here.call("ACL", "SETUSER", "gone", "on", "nopass", "+ping")
     log_in(there, "gone", "")
@@ -85,7 +85,7 @@ def test_clients_of_user_deleted_and_remade_are_cut_off(server: Running, both: l
                 client.call("PING")
 
 
-def test_user_that_deletes_itself_gets_the_reply_and_is_disconnected_then(both: list[Connection]) -> None:
+def test_user_that_deletes_itself_gets_reply_and_is_disconnected_then(both: list[Connection]) -> None:
     here, _ = both
     here.call("ACL", "SETUSER", "itself", "on", "nopass", "+@all")
     log_in(here, "itself", "")
@@ -94,7 +94,7 @@ def test_user_that_deletes_itself_gets_the_reply_and_is_disconnected_then(both: 
         here.call("PING")
 
 
-def test_wrong_rule_is_an_error_and_changes_nothing(both: list[Connection]) -> None:
+def test_wrong_rule_is_error_and_changes_nothing(both: list[Connection]) -> None:
     here, there = both
     refused = here.call("ACL", "SETUSER", "tenant", "~*", "+nothing")
     assert refused.value == b"ERR Error in ACL SETUSER modifier '+nothing': Unknown command or category name in ACL"
@@ -102,7 +102,7 @@ def test_wrong_rule_is_an_error_and_changes_nothing(both: list[Connection]) -> N
     assert b"~job:n:1 " in next(row for row in there.call("ACL", "LIST").plain if row.startswith(b"user tenant "))
 
 
-def test_denials_of_all_processes_are_in_the_log(both: list[Connection]) -> None:
+def test_denials_of_all_processes_are_in_log(both: list[Connection]) -> None:
     here, there = both
     here.call("ACL", "LOG", "RESET")
     for each in both:
@@ -112,7 +112,7 @@ def test_denials_of_all_processes_are_in_the_log(both: list[Connection]) -> None
     assert there.call("ACL", "LOG").plain == []
 
 
-def test_users_are_written_to_the_file_and_read_from_it(both: list[Connection], acl_file: Path) -> None:
+def test_users_are_written_to_file_and_read_from_it(both: list[Connection], acl_file: Path) -> None:
     here, there = both
     here.call("ACL", "SETUSER", "kept", "on", "nopass", "+ping")
     assert here.call("ACL", "SAVE").value == b"OK"
@@ -129,7 +129,7 @@ def test_users_are_written_to_the_file_and_read_from_it(both: list[Connection], 
     acl_file.write_text(FILE)
 
 
-def test_later_processes_have_the_changed_users(server: Running, both: list[Connection]) -> None:
+def test_later_processes_have_changed_users(server: Running, both: list[Connection]) -> None:
     here, _ = both
     here.call("ACL", "SETUSER", "later", "on", "nopass", "+@all", "~*")
     assert here.call("CONFIG", "SET", "requirepass", "secret").value == b"OK"

@@ -122,7 +122,7 @@ def read_once(server: Running) -> bytes | None:
 # Clients --------------------------------------------------------------------------------------------------------------
 
 
-def test_connections_are_spread_evenly_and_a_dead_worker_loses_its_own_only(serve: Serve, connect: Connect) -> None:
+def test_connections_are_spread_evenly_and_dead_worker_loses_its_own_only(serve: Serve, connect: Connect) -> None:
     server = serve()
     connections = [connect(server) for _ in range(10)]
     assert all(each.call("GET", MARKERS[0]).value == b"0" for each in connections)
@@ -163,7 +163,7 @@ def test_client_list_has_clients_of_all_workers(shared: Running, first: Connecti
     assert client_lines(connections[3].call("CLIENT", "INFO"))[0]["name"] == "name-3"
 
 
-def test_a_client_can_be_killed_from_another_worker(shared: Running, first: Connection, connect: Connect) -> None:
+def test_client_can_be_killed_from_another_worker(shared: Running, first: Connection, connect: Connect) -> None:
     killer, (second, third, fourth, fifth) = first, (connect(shared) for _ in range(4))
     address = client_lines(fourth.call("CLIENT", "INFO"))[0]["addr"]
     id_killed = str(id_of(second))
@@ -190,7 +190,7 @@ def test_requests_behind_one_that_asks_all_workers_are_answered_after_it(first: 
     assert len(client_lines(replies[1])) == 1
 
 
-def test_a_client_too_many_is_one_over_all_workers(serve: Serve, connect: Connect) -> None:
+def test_client_limit_counts_clients_of_all_workers(serve: Serve, connect: Connect) -> None:
     server = serve("--maxclients", "3")
     connections = [connect(server) for _ in range(3)]
     assert all(is_alive(each) for each in connections)
@@ -204,7 +204,7 @@ def info(connection: Connection) -> dict[str, str]:
     return info_fields(connection.call("INFO", "everything"))
 
 
-def test_info_adds_the_workers_up(serve: Serve, connect: Connect) -> None:
+def test_info_adds_workers_up(serve: Serve, connect: Connect) -> None:
     server = serve()
     connections = [connect(server) for _ in range(5)]
     for number, each in enumerate(connections):
@@ -240,7 +240,7 @@ def user_s(pid: int) -> float:
     return 0.5 * int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_worker_that_does_not_answer_is_left_out(shared: Running, first: Connection, connect: Connect) -> None:
+def test_worker_that_does_not_answer_is_left_out(shared: Running, first: Connection, connect: Connect) -> None:
     connections = [first, *(connect(shared) for _ in range(3))]
     ids = [str(id_of(each)) for each in connections]
     stopped = shared.workers()[0]
@@ -326,7 +326,7 @@ def publish(writer: LogWriter, server: Running, changes: Sequence[Change], epoch
         assert client.call("WAIT", JOB, str(epoch), "300000", timeout_s=WAIT_S_MAX) == 1
 
 
-def test_an_epoch_that_was_waited_for_can_be_read_from_every_worker(serve: Serve, log: Path) -> None:
+def test_epoch_that_was_waited_for_can_be_read_from_every_worker(serve: Serve, log: Path) -> None:
     server = serve()
     with LogWriter(log, JOB, STATES, "first") as writer:
         for epoch in range(1, 30):
@@ -368,7 +368,7 @@ sys.exit(process.main(sys.argv[1:]))
 """
 
 
-def test_no_connection_shows_an_older_epoch_than_before(serve: Serve, log: Path) -> None:
+def test_no_connection_shows_older_epoch_than_before(serve: Serve, log: Path) -> None:
     """Whatever worker they come to, while stores are exchanged for others: compacted ones and those of new queries."""
     server = serve(program=["-c", SLOW_LINE])
     readers = Readers(server)
@@ -411,7 +411,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def test_later_worker_shows_the_epochs_of_the_others(serve: Serve, log: Path) -> None:
+def test_later_worker_shows_epochs_of_others(serve: Serve, log: Path) -> None:
     server = serve()
     with LogWriter(log, JOB, STATES, "second") as writer:
         publish(writer, server, markers(7), 0)
@@ -427,7 +427,7 @@ def test_later_worker_shows_the_epochs_of_the_others(serve: Serve, log: Path) ->
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path, workers: str) -> None:
+def test_keys_are_loading_while_job_is_being_opened(tmp_path: Path, log: Path, workers: str) -> None:
     """The applier waits for the lock of the job's stores, as after a server that died in the midst of an epoch."""
     folder = tmp_path / "store" / JOB
     folder.mkdir(parents=True)

@@ -50,7 +50,7 @@ def settings_as_before(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("settings_as_before")
 @pytest.mark.parametrize("name", NAMES)
-def test_example_of_the_api_page_has_the_shown_output(name: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_example_of_api_page_has_shown_output(name: str, spark: SparkSession, tmp_path: Path) -> None:
     # What the page about the API says that there is. Spark's workers can import no test, so all is of `__main__`.
     names = {"sparkis": sparkis, "spark": spark, "path": str(tmp_path), "__name__": "__main__"}
     examples = examples_of(name, names)
@@ -67,13 +67,13 @@ def test_every_public_name_has_docstring(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "maker"), SHOWN_ELSEWHERE.items())
-def test_type_without_an_example_is_shown_in_that_of_its_function(name: str, maker: str) -> None:
+def test_type_without_example_is_shown_in_that_of_its_function(name: str, maker: str) -> None:
     hints = inspect.signature(getattr(sparkis, maker)).return_annotation
     assert hints == name
     assert examples_of(maker).examples
 
 
-def test_every_argument_of_a_public_function_is_described() -> None:
+def test_every_argument_of_public_function_is_described() -> None:
     undescribed = []
     for name in sparkis.__all__:
         named = getattr(sparkis, name)

@@ -36,7 +36,7 @@ def windowed(rows: DataFrame) -> DataFrame:
     return rows.withWatermark("t", "1 minute").groupBy(F.window("t", "30 seconds"), "k").agg(F.max("v").alias("top"))
 
 
-def test_a_stopped_querys_checkpoint_is_enough(
+def test_stopped_querys_checkpoint_is_enough(
     spark: SparkSession, client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -55,7 +55,7 @@ def test_a_stopped_querys_checkpoint_is_enough(
 
 
 @pytest.mark.slow
-def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_own(
+def test_window_may_be_field_of_hash_and_key_may_have_form_of_its_own(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -77,7 +77,7 @@ def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_ow
 
 
 @pytest.mark.slow
-def test_a_query_in_real_time_mode_is_read_at_the_end_of_its_batches(
+def test_query_in_real_time_mode_is_read_at_end_of_its_batches(
     spark: SparkSession, client: redis.Redis, settings: Settings, attached: Attach, tmp_path: Path
 ):
     # A task reads, another one aggregates: both run at the same time, on the session's two cores.
@@ -127,7 +127,7 @@ def test_readers_show_same_state_of_real_time_mode(
 
 
 @pytest.mark.slow
-def test_both_readers_keep_the_bytes_of_texts_that_are_not_utf8(attached: Attach, tmp_path: Path):
+def test_both_readers_keep_bytes_of_texts_that_are_not_utf8(attached: Attach, tmp_path: Path):
     checkpoint = unpack(NEWEST, "hdfs-not-utf8", tmp_path / "checkpoint")
     state = AttachedState(columns={"place": "concat('at-', text)"}, value=("max", "_1", "_3"))
     found = []

@@ -148,7 +148,7 @@ def check(spark: SparkSession, log: Path, table: str) -> None:
     assert not wrong
 
 
-def test_the_results_are_those_of_the_query(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_results_are_those_of_query(spark: SparkSession, batches: Make, tmp_path: Path):
     random = Random(SEED)
     rows, checkpoint = batches(SCHEMA), tmp_path / "checkpoint"
     rows.add(*some_rows(random, 300))
@@ -184,7 +184,7 @@ def read(attachment: Attachment) -> dict[bytes, Any]:
         }
 
 
-def test_sessions_have_the_functions_of_the_plan(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_sessions_have_functions_of_plan(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v double, t timestamp")
     given = rows.df.withWatermark("t", "1 minute").groupBy(F.session_window("t", "10 seconds"), "k")
     sessions = given.agg(F.avg("v").alias("mean"), F.stddev("v"))

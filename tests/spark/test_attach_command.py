@@ -50,7 +50,7 @@ READERS = pytest.mark.parametrize("reader", ["files", "spark"])
 
 
 @READERS
-def test_states_of_a_checkpoint_are_listed(checkpoint: Path, reader: str):
+def test_states_of_checkpoint_are_listed(checkpoint: Path, reader: str):
     done = listed("--checkpoint", checkpoint, "--list", "--reader", reader)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [
@@ -62,7 +62,7 @@ def test_states_of_a_checkpoint_are_listed(checkpoint: Path, reader: str):
 
 
 @READERS
-def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tmp_path: Path, reader: str):
+def test_checkpoint_is_followed_and_served_until_signal(checkpoint: Path, tmp_path: Path, reader: str):
     log = tmp_path / "log"
     state = ("--reader", reader, "--state", "mean", "--key", "k", "--field", "window", "--column", "mean=_0 / _1")
     with command(

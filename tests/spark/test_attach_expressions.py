@@ -133,7 +133,7 @@ def plain(values: pa.Array) -> list[Any]:
     return list(values.to_pylist())
 
 
-def test_each_expression_has_the_type_and_the_values_of_spark(spark: SparkSession, given: dict[str, pa.Array]):
+def test_each_expression_has_type_and_values_of_spark(spark: SparkSession, given: dict[str, pa.Array]):
     in_spark = (
         in_frame(spark, given)
         .select(*(F.expr(text).alias(f"c{index}") for index, text in enumerate(EXPRESSIONS)))

@@ -36,7 +36,7 @@ PROVIDERS = pytest.mark.parametrize("store", [{}, rocksdb(), rocksdb("2")], ids=
 
 
 @PROVIDERS
-def test_a_running_query_is_followed_and_served_by_another_process(
+def test_running_query_is_followed_and_served_by_another_process(
     spark: SparkSession, batches: Make, settings: Settings, tmp_path: Path, store: dict[str, str]
 ):
     settings(store)
@@ -130,7 +130,7 @@ def test_offline_repartition_is_one_whole_epoch(spark: SparkSession, batches: Ma
         assert list(written(log)) == [0, 1, 2, 3, 4]
 
 
-def test_a_computed_grouping_column_has_the_name_that_spark_gives_it(batches: Make, tmp_path: Path):
+def test_computed_grouping_column_has_name_that_spark_gives_it(batches: Make, tmp_path: Path):
     rows, checkpoint, log = batches(SCHEMA), tmp_path / "checkpoint", tmp_path / "log"
     rows.add({"k": "a"}, {"k": "b"}, {"k": "A"})
     counts = rows.df.groupBy(F.upper("k").alias("name")).count()
@@ -153,7 +153,7 @@ IN_STORES = [(name, store) for name in QUERIES for store in STORES if (name, sto
 
 
 @pytest.mark.parametrize(("name", "store"), IN_STORES, ids=["-".join(each) for each in IN_STORES])
-def test_both_readers_write_the_same_records_and_descriptions(
+def test_both_readers_write_same_records_and_descriptions(
     batches: Make, settings: Settings, tmp_path: Path, logs: tuple[Path, Path], name: str, store: str
 ):
     settings(STORES[store])

@@ -109,7 +109,9 @@ class Scene:
         return max(self.epochs(), default=-1)
 
 
-def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path):
+def test_query_or_attachment_killed_at_random_moments_loses_no_batch(
+    spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path
+):
     random = Random(SEED)
     scene = Scene(batches(SCHEMA), tmp_path, random)
     with ExitStack() as queries, ExitStack() as attachments:
@@ -178,7 +180,7 @@ def values_in(log: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("store", [{}, rocksdb(), rocksdb("2")], ids=["hdfs", "rocksdb", "format2"])
-def test_a_query_that_dies_between_the_state_and_the_commit_of_a_batch(
+def test_query_may_die_between_state_and_commit_of_batch(
     spark: SparkSession, batches: Callable[[str], Batches], settings: Settings, tmp_path: Path, store: dict[str, str]
 ):
     settings(store)

@@ -53,7 +53,7 @@ def first_epoch(attachment: Attachment) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_batches_are_kept")
-def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
+def test_attachment_that_comes_too_late_reads_whole_state_in_one_epoch(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -157,7 +157,7 @@ def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: M
 
 
 @pytest.mark.slow
-def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_anew(
+def test_operator_that_looks_otherwise_is_refused_unless_log_may_begin_anew(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -183,7 +183,7 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
 @pytest.mark.parametrize(
     "in_its_place", ["nothing", *(pytest.param(each, marks=pytest.mark.slow) for each in ("a file", "an empty folder"))]
 )
-def test_an_attachment_outlives_that_its_log_is_away(
+def test_attachment_survives_unreachable_log(
     spark: SparkSession, batches: Make, attached: Attach, tmp_path: Path, in_its_place: str
 ):
     rows = batches(SCHEMA)
@@ -219,7 +219,7 @@ def test_an_attachment_outlives_that_its_log_is_away(
     assert generations_of(attachment) == 1
 
 
-def test_an_attachment_outlives_that_the_checkpoint_is_away(batches: Make, attached: Attach, tmp_path: Path):
+def test_attachment_survives_unreachable_checkpoint(batches: Make, attached: Attach, tmp_path: Path):
     rows = batches(SCHEMA)
     checkpoint = tmp_path / "checkpoint"
     rows.add({"k": "a"})
@@ -302,7 +302,7 @@ def refusing(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> S
     return query
 
 
-def test_refused_checkpoint_names_the_reason(batches: Make, attached: Attach, tmp_path: Path):
+def test_refused_checkpoint_names_reason(batches: Make, attached: Attach, tmp_path: Path):
     with pytest.raises(SparkisError, match="nothing is not the checkpoint of a query"):
         attached(checkpoint=tmp_path / "nothing", job="j")
     (tmp_path / "begun").mkdir()

@@ -83,7 +83,7 @@ def named(row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
+def test_rocksdb_without_change_log_is_refused_by_sparks_reader_only(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings
 ):
     settings(ROCKSDB)
@@ -103,7 +103,7 @@ def test_rocksdb_without_a_change_log_is_refused_by_sparks_reader_only(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format_version", ["1", "2"])
-def test_a_query_that_stops_writing_change_logs_and_begins_again_is_followed(
+def test_query_that_stops_writing_change_logs_and_begins_again_is_followed(
     spark: SparkSession,
     batches: Make,
     attached: Attach,

@@ -103,7 +103,7 @@ def scene(spark: SparkSession, tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_takes_over_before_those_of_a_driver_that_stops_end(scene: Scene, tmp_path: Path):
+def test_remaining_server_takes_over_before_servers_of_stopped_driver_end(scene: Scene, tmp_path: Path):
     staying = scene.started("state-server", "--compact", "--store", tmp_path / "store")
     port = staying.wait_for(r"started state server @ 127.0.0.1:([0-9]+)")[1]
     proxy = scene.started("proxy", "--server-timeout", 60_000)

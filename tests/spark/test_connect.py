@@ -61,7 +61,7 @@ def lag(client: redis.Redis, job: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_query_of_a_connect_session_publishes_its_state(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_query_of_connect_session_publishes_its_state(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v double, t timestamp")
     rows.add({"k": "a", "v": 1.5, "t": "2020-01-01T00:00:00Z"}, {"k": "b", "v": 2, "t": "2020-01-01T00:00:00Z"})
     rows.add({"k": "a", "v": 3.5, "t": "2020-01-01T00:01:00Z"})
@@ -95,7 +95,7 @@ def test_epochs_are_announced_to_addresses_in_sessions_settings(spark: SparkSess
         eventually(lambda: ("announced", 1, 0) in receiver.noticed, awaited="the announcement of the epoch")
 
 
-def test_a_function_of_the_users_own_publishes_with_the_job_and_the_checkpoint(
+def test_function_of_users_own_publishes_with_job_and_checkpoint(
     client: redis.Redis, endpoint: sparkis.ServedEndpoint, batches: Make, tmp_path: Path
 ):
     rows = batches("k string, v int")
@@ -126,7 +126,7 @@ def test_a_function_of_the_users_own_publishes_with_the_job_and_the_checkpoint(
     assert log.numbers(current.generation) == [0, 1, 2]
 
 
-def test_a_replayed_batch_is_left_out_and_a_checkpoint_that_was_set_back_is_refused(batches: Make, tmp_path: Path):
+def test_replayed_batch_is_left_out_and_checkpoint_that_was_set_back_is_refused(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     rows.add({"k": "a", "v": 2})
@@ -150,7 +150,7 @@ def test_a_replayed_batch_is_left_out_and_a_checkpoint_that_was_set_back_is_refu
     assert "pass on_rewind='truncate'" in message
 
 
-def test_impossible_rows_or_log_fail_the_micro_batch_with_a_reason(batches: Make, tmp_path: Path):
+def test_impossible_rows_or_log_fail_micro_batch_with_reason(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": None, "v": 1})
     file = tmp_path / "file"
@@ -163,7 +163,7 @@ def test_impossible_rows_or_log_fail_the_micro_batch_with_a_reason(batches: Make
         assert complaint in failure_of(query)
 
 
-def test_wrong_call_is_refused_in_the_client(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_wrong_call_is_refused_in_client(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     with pytest.raises(DescriptorError, match=r"value= names the column 'nope'"):
         sparkis.queryable(rows.df, "s", key="k", value="nope", log=tmp_path / "log")
@@ -206,7 +206,7 @@ def test_publish_names_its_missing_argument(spark: SparkSession, batches: Make, 
         assert complaint in failure_of(query)
 
 
-def test_the_state_of_a_query_is_attached_to_by_its_checkpoint(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_state_of_query_is_attached_to_by_its_checkpoint(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     counted = rows.df.groupBy("k").agg(F.sum("v").alias("v"))
@@ -233,7 +233,7 @@ def test_the_state_of_a_query_is_attached_to_by_its_checkpoint(client: redis.Red
         assert client.mget("attached:s:a", "attached:s:b", "attached:s:c") == ["12", "14", "6"]
 
 
-def test_a_declared_processor_runs_and_is_attached_to_by_its_checkpoint(
+def test_declared_processor_runs_and_is_attached_to_by_its_checkpoint(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     class Last(StatefulProcessor):
@@ -266,7 +266,7 @@ def test_a_declared_processor_runs_and_is_attached_to_by_its_checkpoint(
     assert client.mget("declared:s:a", "declared:s:b") == ["1", "2"]
 
 
-def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Path):
+def test_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     writer = rows.df.groupBy("k").count().writeStream.format("noop").outputMode("update")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -274,12 +274,12 @@ def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Pa
         sparkis.attach(query)
 
 
-def test_a_checkpoint_with_a_name_that_spark_does_not_find_is_refused(spark: SparkSession, tmp_path: Path):
+def test_checkpoint_with_name_that_spark_does_not_find_is_refused(spark: SparkSession, tmp_path: Path):
     with pytest.raises(DescriptorError, match="give the path of a symbolic link"):
         sparkis.attach(checkpoint=tmp_path / "with a space", job="odd", reader="spark")
 
 
-def test_a_table_is_published_by_the_client(spark: SparkSession, client: redis.Redis):
+def test_table_is_published_by_client(spark: SparkSession, client: redis.Redis):
     table = spark.createDataFrame([("a", 1), ("b", 2)], "k string, v int")
     sparkis.publish_table(table, "limits", field="k", value="v", job="rules")
     assert client.hgetall("rules:limits") == {"a": "1", "b": "2"}

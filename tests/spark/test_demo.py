@@ -144,7 +144,7 @@ def expected() -> State:
 
 
 @pytest.mark.slow
-def test_every_key_of_the_demo_equals_pandas(expected: State, tmp_path: Path):
+def test_every_key_of_demo_equals_pandas(expected: State, tmp_path: Path):
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     taken = socket.create_server(("127.0.0.1", 0))
@@ -177,7 +177,7 @@ def test_every_key_of_the_demo_equals_pandas(expected: State, tmp_path: Path):
         (signal.SIGTERM, True),
     ],
 )
-def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_children: bool):
+def test_demo_ends_by_signal_with_line(number: signal.Signals, has_children: bool):
     """In the middle of micro-batches. Service managers and `timeout` send the signal to the whole process group."""
     with sparkis("demo", "--speed", 50, "--port", 0, "--ui-port", 0) as demo:
         url = demo.wait_for(r"state +(redis://\S+) ")[1]
@@ -195,7 +195,7 @@ def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals, has_child
             httpx.get(page)
 
 
-def test_a_wrong_speed_is_refused():
+def test_wrong_speed_is_refused():
     with sparkis("demo", "--speed", "-1") as demo:
         demo.wait_for("--speed is a number of days per second")
         assert demo.process.wait(10) == 1

@@ -115,7 +115,7 @@ WAYS: dict[str, Callable[[ExecutorsEndpoint, Sequence[Request]], list[Any]]] = {
 
 
 @pytest.mark.parametrize("executors", [2, 3])
-def test_the_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, executors: int) -> None:
+def test_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, executors: int) -> None:
     spark = local_session(
         f"local-cluster[{executors},1,1024]",
         **{"spark.executor.memory": "512m", "spark.executorEnv.PYTHONPATH": children.environment()["PYTHONPATH"]},

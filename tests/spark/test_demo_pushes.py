@@ -51,7 +51,7 @@ def check(received: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("script", ["ioredis.mjs", "node_redis.mjs"])
-def test_javascript_clients_are_notified_of_changes_of_the_demo(port: int, script: str) -> None:
+def test_javascript_clients_are_notified_of_changes_of_demo(port: int, script: str) -> None:
     node = shutil.which("node")
     assert node is not None
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_javascript_clients_are_notified_of_changes_of_the_demo(port: int, scrip
     check(json.loads(done.stdout))
 
 
-def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
+def test_redis_py_is_notified_of_changes_of_demo(port: int) -> None:
     options: dict[str, Any] = {"port": port, "protocol": 2, "decode_responses": True}
     received: dict[str, Any] = {"invalidated": []}
     with redis.Redis(**options) as connection, redis.Redis(**options).client() as client, connection.pubsub() as pubsub:
@@ -97,7 +97,7 @@ def test_redis_py_is_notified_of_changes_of_the_demo(port: int) -> None:
     check(received)
 
 
-def test_the_cache_of_redis_py_goes_with_the_demo(port: int) -> None:
+def test_cache_of_redis_py_goes_with_demo(port: int) -> None:
     with redis.Redis(port=port, protocol=3, cache_config=CacheConfig(), decode_responses=True) as client:
         cache = client.get_cache()
         assert cache is not None

@@ -13,7 +13,7 @@ KEY = "carriers:flights:UA"
 
 
 @pytest.mark.slow
-def test_newest_count_is_ahead_of_the_committed_one_and_ends_as_pandas_says() -> None:
+def test_newest_count_is_ahead_of_committed_one_and_ends_as_pandas_says() -> None:
     flights = int((read("flights.csv.zip")["carrier"] == "UA").sum())
     with sparkis("demo", "--real-time", "--once", "--speed", 20, "--port", 0) as demo:
         url = demo.wait_for(r"state +(redis://\S+) ")[1]

@@ -84,7 +84,7 @@ def expected(rows: list[dict[str, object]]) -> dict[str, object]:
     return found
 
 
-def test_late_rows_come_to_the_same_as_all_rows_at_once(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_late_rows_lead_to_same_state_as_rows_at_once(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = some_readings(7, 150)
     at_once, late = batches(READINGS), batches(READINGS)
     at_once.add(*rows)
@@ -100,7 +100,7 @@ def test_late_rows_come_to_the_same_as_all_rows_at_once(client: redis.Redis, bat
 
 
 @pytest.mark.slow
-def test_a_restart_and_a_replayed_batch_change_nothing(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_restart_and_replayed_batch_change_nothing(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, at timestamp, n int")
     rows.add({"k": "a", "at": "2024-05-01T10:05:00Z", "n": 5})
     rows.add({"k": "a", "at": "2024-05-01T10:01:00Z", "n": 1}, {"k": "a", "at": "2024-05-01T10:09:00Z", "n": 9})
@@ -125,7 +125,7 @@ def test_a_restart_and_a_replayed_batch_change_nothing(client: redis.Redis, batc
 
 
 @pytest.mark.slow
-def test_the_policies_of_ties_and_of_late_rows(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_ties_and_late_rows_follow_their_policies(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, t int, v string")
     for value, time in (("one", 2), ("two", 2), ("late", 1), ("three", 3)):
         rows.add({"k": "a", "t": time, "v": value})
@@ -175,7 +175,7 @@ def test_row_without_value_selects_nothing_and_without_order_fails(client: redis
         ({"value": "tags", "kind": "list", "last_by": "t", "length_max": 3}, r"an array always replaces the list"),
     ],
 )
-def test_column_without_an_order_is_refused_at_the_start(batches: Make, arguments, reason):
+def test_column_without_order_is_refused_at_start(batches: Make, arguments, reason):
     df = batches("k string, t int, v string, tags array<string>").df
     with pytest.raises(sparkis.DescriptorError, match=reason):
         sparkis.queryable(df, "s", **({"key": "k", "value": "v", "mode": "append"} | arguments))

@@ -41,7 +41,7 @@ def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.slow
-def test_executors_write_epochs_that_the_driver_commits_and_a_server_serves_them(spark: SparkSession, tmp_path: Path):
+def test_executors_write_epochs_that_driver_commits_and_server_serves_them(spark: SparkSession, tmp_path: Path):
     endpoint = sparkis.serve(spark, log=tmp_path / "log", placement="driver")
     rows = Batches(spark, tmp_path / "input", "k string, v long, pad string")
     for number in range(2):
@@ -67,7 +67,7 @@ def test_executors_write_epochs_that_the_driver_commits_and_a_server_serves_them
 
 
 @pytest.mark.versions
-def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed, tmp_path: Path):
+def test_every_key_is_answered_as_by_one_server_beside_driver(placed: Placed, tmp_path: Path):
     placed.wait_for_servers(2)
     for _ in range(2):
         placed.add()
@@ -101,13 +101,13 @@ def test_executor_of_many_tasks_has_one_server(placed: Placed):
     assert all("CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text() for pid in watched)
 
 
-def test_no_secret_stands_on_a_command_line(placed: Placed):
+def test_no_secret_stands_on_command_line(placed: Placed):
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in placing.all_processes(placed.endpoint)]
     assert all(placed.endpoint.plan.token not in line for line in lines)
     assert placed.endpoint.plan.token not in repr(placed.endpoint.plan)
 
 
-def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is_wrong(placed: Placed):
+def test_killed_executor_is_replaced_with_its_server_and_no_answer_is_wrong(placed: Placed):
     placed.wait_for_servers(2)
     server = placing.server_pids(placed.endpoint)[0]
     supervisor = placing.parent_of(server)

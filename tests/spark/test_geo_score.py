@@ -24,7 +24,7 @@ PLACES += [
 ]
 
 
-def test_spark_makes_the_scores_that_geoadd_makes(spark: SparkSession) -> None:
+def test_spark_makes_scores_that_geoadd_makes(spark: SparkSession) -> None:
     df = spark.createDataFrame(PLACES, "longitude double, latitude double")
     rows = df.select(sparkis.geo_score("longitude", F.col("latitude"))).collect()
     assert [row[0] for row in rows] == [score_of(*place) for place in PLACES]
@@ -35,13 +35,13 @@ def test_numbers_of_other_types_are_coordinates_too(spark: SparkSession) -> None
     assert df.select(sparkis.geo_score("longitude", "latitude")).first() == (score_of(13.0, 38.5),)
 
 
-def test_a_place_without_a_coordinate_has_no_score(spark: SparkSession) -> None:
+def test_place_without_coordinate_has_no_score(spark: SparkSession) -> None:
     df = spark.createDataFrame([(None, 1.0), (1.0, None)], "longitude double, latitude double")
     assert [row[0] for row in df.select(sparkis.geo_score("longitude", "latitude")).collect()] == [None, None]
 
 
 @pytest.mark.parametrize("place", [(180.5, 0.0), (0.0, 86.0), (float("nan"), 0.0), (0.0, float("-inf"))])
-def test_a_place_that_is_not_on_the_map_fails_by_name(spark: SparkSession, place: tuple[float, float]) -> None:
+def test_place_that_is_not_on_map_fails_by_name(spark: SparkSession, place: tuple[float, float]) -> None:
     df = spark.createDataFrame([place], "longitude double, latitude double")
     with pytest.raises(PySparkException, match=r"geo_score: longitude .* is outside the limits of Redis"):
         df.select(sparkis.geo_score("longitude", "latitude")).collect()
@@ -49,7 +49,7 @@ def test_a_place_that_is_not_on_the_map_fails_by_name(spark: SparkSession, place
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("endpoint")
-def test_a_sorted_set_of_such_scores_is_searched_for_places(spark: SparkSession, client: redis.Redis) -> None:
+def test_geo_commands_read_sorted_set_of_geo_scores(spark: SparkSession, client: redis.Redis) -> None:
     shops = spark.sql(
         "SELECT * FROM VALUES ('Palermo', 13.361389, 38.115556), ('Catania', 15.087269, 37.502669), "
         "('Praha', 14.43724, 50.07552) AS shops(city, lon, lat)"

@@ -122,7 +122,7 @@ def test_server_that_was_away_gets_rows_when_it_is_back(rows: Batches, server: R
     assert 1 not in eventually(one_more, lambda seen: len(seen) > 1)
 
 
-def test_rows_that_a_server_refuses_are_counted_in_no_close(rows: Batches, server: RowServer, start: Start) -> None:
+def test_rows_that_server_refuses_are_counted_in_no_close(rows: Batches, server: RowServer, start: Start) -> None:
     server.error = "ERR unknown job"
     rows.add({"k": "a", "n": 0})
     query, _ = start([server.address])
@@ -133,7 +133,7 @@ def test_rows_that_a_server_refuses_are_counted_in_no_close(rows: Batches, serve
     assert [row["n"] for row in server.rows(batch=1)] == [1]
 
 
-def test_the_next_batch_goes_to_the_servers_that_are_set(rows: Batches, server: RowServer, start: Start) -> None:
+def test_next_batch_goes_to_servers_that_are_set(rows: Batches, server: RowServer, start: Start) -> None:
     other = RowServer()
     rows.add({"k": "a", "n": 0})
     query, writer = start([server.address])
@@ -148,7 +148,7 @@ def test_the_next_batch_goes_to_the_servers_that_are_set(rows: Batches, server: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["javac", "module", "janino"])
-def test_each_compiler_makes_the_jar(compiler: str, tmp_path: Path) -> None:
+def test_each_compiler_makes_jar(compiler: str, tmp_path: Path) -> None:
     jar = tmp_path / "writer.jar"
     command = [sys.executable, ROOT / "scripts" / "writer_jar.py", "--compiler", compiler, "--jar", jar]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 
 
-def test_job_of_the_page_has_the_shown_output(spark: SparkSession, tmp_path: Path) -> None:
+def test_job_of_page_has_shown_output(spark: SparkSession, tmp_path: Path) -> None:
     topic = tmp_path / "topic"
     topic.mkdir()
     (topic / "1.txt").write_text("\n".join(MESSAGES))

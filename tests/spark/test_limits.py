@@ -28,7 +28,7 @@ def texts(batches: Make, *lengths: tuple[int, int, int]) -> DataFrame:
     return rows.df.selectExpr("repeat('k', k) AS k", "repeat('f', f) AS f", "repeat('v', v) AS v")
 
 
-def test_the_longest_key_field_and_value_are_readable(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_longest_key_field_and_value_are_readable(client: redis.Redis, batches: Make, tmp_path: Path):
     key = "l:s:" + "k" * (KEY_BYTES_MAX - len("l:s:"))
     rows = texts(batches, (len(key) - len("l:s:"), KEY_BYTES_MAX, VALUE_BYTES_MAX))
     writer = sparkis.queryable(
@@ -78,7 +78,7 @@ def test_too_long_text_fails_its_batch_and_earlier_epochs_stay(
     assert client.hgetall("o:s:k") == {"f": "v"}
 
 
-def test_a_map_grows_to_a_million_fields(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_map_grows_to_a_million_fields(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("first int")
     rows.add({"first": 0}, {"first": 500_000})
     rows.add()

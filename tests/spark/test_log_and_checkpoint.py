@@ -33,7 +33,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [each for each in said if text in each]
 
 
-def test_old_checkpoint_on_an_empty_log_is_incomplete(
+def test_old_checkpoint_on_empty_log_is_incomplete(
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,
     batches: Make,
@@ -66,7 +66,7 @@ def test_old_checkpoint_on_an_empty_log_is_incomplete(
     assert [row["incomplete"] for row in rows_of(client, "moved")] == [0, 0, 0]
 
 
-def test_age_and_lag_of_a_job_are_readable(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_age_and_lag_of_job_are_readable(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1})
     writer = sparkis.queryable(events.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
@@ -79,7 +79,7 @@ def test_age_and_lag_of_a_job_are_readable(client: redis.Redis, batches: Make, t
         assert row["committed_at"] == before[0]["committed_at"] != ""
 
 
-def test_a_query_without_a_checkpoint_of_its_own_is_warned_of(
+def test_query_without_checkpoint_of_its_own_is_warned_of(
     spark: SparkSession,
     endpoint: sparkis.ServedEndpoint,
     batches: Make,
@@ -103,7 +103,7 @@ def test_a_query_without_a_checkpoint_of_its_own_is_warned_of(
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
 
-def test_serving_needs_a_log_that_is_named(spark: SparkSession, endpoint: sparkis.ServedEndpoint):
+def test_serving_needs_log_that_is_named(spark: SparkSession, endpoint: sparkis.ServedEndpoint):
     spark.conf.unset("spark.sparkis.log")
     try:
         with pytest.raises(DescriptorError, match=r"needs a change log: pass log=.*or set spark\.sparkis\.log"):

@@ -104,7 +104,7 @@ def generation_of(client: redis.Redis, job: str) -> str:
     return str(found["generation"])
 
 
-def test_held_back_generation_is_reported_and_can_be_shown_by_a_command(
+def test_held_back_generation_is_reported_and_can_be_shown_by_command(
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,
     numbers: DataFrame,
@@ -130,7 +130,7 @@ def test_held_back_generation_is_reported_and_can_be_shown_by_a_command(
 
 
 @pytest.mark.slow
-def test_new_generation_is_shown_after_the_timeout(
+def test_new_generation_is_shown_after_timeout(
     client: redis.Redis,
     numbers: DataFrame,
     old_state: str,

@@ -56,7 +56,7 @@ def given(batches: Make) -> tuple[Batches, dict[str, dict[str, object]]]:
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_a_sink_and_a_table_keep_a_row_unless_all_its_columns_are_null(
+def test_sink_and_table_keep_row_unless_all_its_columns_are_null(
     client: redis.Redis, spark, given: tuple[Batches, dict[str, dict[str, object]]], tmp_path: Path
 ):
     source, found = given
@@ -89,7 +89,7 @@ def test_a_sink_and_a_table_keep_a_row_unless_all_its_columns_are_null(
 
 
 @pytest.mark.parametrize("reader", ["files", pytest.param("spark", marks=pytest.mark.slow)])
-def test_an_attachment_keeps_a_row_unless_all_its_columns_are_null(
+def test_attachment_keeps_row_unless_all_its_columns_are_null(
     client: redis.Redis,
     endpoint,
     given: tuple[Batches, dict[str, dict[str, object]]],
@@ -139,7 +139,7 @@ def got(checkpoint: Path, key: str, capsys: pytest.CaptureFixture[str]) -> dict[
 
 
 @pytest.mark.usefixtures("endpoint")
-def test_a_processor_and_get_keep_a_row_unless_all_its_columns_are_null(
+def test_processor_and_get_keep_row_unless_all_its_columns_are_null(
     client: redis.Redis,
     spark: SparkSession,
     settings: Settings,

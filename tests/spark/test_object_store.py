@@ -75,7 +75,7 @@ def test_querys_log_may_lie_in_bucket(spark: SparkSession, client: redis.Redis, 
 
 
 @pytest.mark.slow
-def test_a_commit_whose_answer_is_lost_is_a_commit(
+def test_commit_whose_answer_is_lost_is_commit(
     proxy: FaultyProxy, spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ) -> None:
     rows = batches(ROWS)
@@ -92,7 +92,7 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
     assert ChangeLog(ROOT).job("lossy").filesystem.root == f"s3://{BUCKET}/logs"
 
 
-def test_a_log_without_a_bucket_is_refused_before_the_query_starts(
+def test_log_without_bucket_is_refused_before_query_starts(
     spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches: Make
 ) -> None:
     rows = batches(ROWS)

@@ -156,7 +156,7 @@ WINDOW = "2026-01-01T00:00:00Z"
 WINDOWS = [f"per_city:aggregation:{WINDOW}:{city}" for city in ("ayr", "york")]
 
 
-def test_state_of_all_flows_is_readable_after_a_run(pipeline: Pipeline, log: Path):
+def test_state_of_all_flows_is_readable_after_run(pipeline: Pipeline, log: Path):
     with attach(pipeline, log) as running:
         running.wait_for(r"plain/plain/0 is left out: the query of .* has no state that can be read")
         with connected(running) as client:
@@ -167,7 +167,7 @@ def test_state_of_all_flows_is_readable_after_a_run(pipeline: Pipeline, log: Pat
     assert inspected(pipeline) == dict.fromkeys(names, "0")
 
 
-def test_full_refresh_and_a_new_flow_are_followed_while_the_pipeline_runs(pipeline: Pipeline, log: Path):
+def test_full_refresh_and_new_flow_are_followed_while_pipeline_runs(pipeline: Pipeline, log: Path):
     (pipeline.folder / "input" / "1.json").unlink()
     pipeline.add("2.json", row(3, "ayr"), row(4, "york"))
     with pipeline.flows.open("a") as flows:

@@ -54,7 +54,7 @@ def test_standalone_cluster_answers_all_keys_and_ends_servers_with_executors(tmp
         eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
 
 
-def test_three_executors_share_slots_with_a_python_for_each_task(tmp_path: Path):
+def test_three_executors_share_slots_with_python_for_each_task(tmp_path: Path):
     spark = local_session("local-cluster[3,1,1024]", **EXECUTORS | {"spark.python.use.daemon": "false"})
     try:
         with placed(spark, tmp_path, executors=3) as endpoint:
@@ -85,7 +85,7 @@ def test_reachable_driver_has_servers_with_password(tmp_path: Path, monkeypatch:
         spark.stop()
 
 
-def test_a_driver_that_is_killed_leaves_nothing_behind(tmp_path: Path):
+def test_killed_driver_leaves_nothing_behind(tmp_path: Path):
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -136,7 +136,7 @@ def taken(query: StreamingQuery, count: int) -> None:
     eventually(lambda: sum(each.numInputRows for each in query.recentProgress), lambda found: found >= count)
 
 
-def test_declared_states_of_a_processor_are_readable_over_restarts(
+def test_declared_states_of_processor_are_readable_over_restarts(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -222,7 +222,7 @@ class Session(StatefulProcessor):
 
 
 @pytest.mark.slow
-def test_state_cleared_by_a_timer_is_gone_for_readers(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_state_cleared_by_timer_is_gone_for_readers(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     grouped = rows.df.withWatermark("t", "10 seconds").groupBy("k")
     processor = sparkis.queryable_processor(Session(), states={"rows": "rows"})
@@ -359,7 +359,7 @@ def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis
 
 
 @pytest.mark.slow
-def test_a_log_may_come_after_the_query(
+def test_log_may_come_after_query(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)
@@ -382,7 +382,7 @@ def test_a_log_may_come_after_the_query(
 
 
 @pytest.mark.slow
-def test_attach_finds_the_declaration_of_an_unknown_query(spark: SparkSession, client: redis.Redis, tmp_path: Path):
+def test_attach_finds_declaration_of_unknown_query(spark: SparkSession, client: redis.Redis, tmp_path: Path):
     other = spark.newSession()
     for name, value in {STORE + "providerClass": PROVIDER, CHANGELOG: "true"}.items():
         other.conf.set(name, value)
@@ -403,7 +403,7 @@ def test_attach_finds_the_declaration_of_an_unknown_query(spark: SparkSession, c
         assert values_of_job(client, "stopped") == {"stopped:ones:a": "2"}
 
 
-def test_unknown_variable_is_refused_with_the_known_ones(batches: Make, tmp_path: Path):
+def test_unknown_variable_is_refused_with_known_ones(batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     for variable in ("last_temp", "$procTimers_keyToTimestamp"):
@@ -435,7 +435,7 @@ def test_state_without_change_files_is_read(
 
 
 @pytest.mark.slow
-def test_expressions_of_a_declaration_that_need_spark_are_read_by_spark(
+def test_expressions_of_declaration_that_need_spark_are_read_by_spark(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)
@@ -454,7 +454,7 @@ def test_expressions_of_a_declaration_that_need_spark_are_read_by_spark(
 
 
 @pytest.mark.slow
-def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(batches: Make, tmp_path: Path):
+def test_two_states_of_one_name_are_refused_and_so_is_query_without_name(batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     checkpoint = tmp_path / "checkpoint"
@@ -487,7 +487,7 @@ def test_attach_reports_wrong_description_and_goes_on(batches: Make, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_query_that_declares_nothing_is_left_alone(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_query_that_declares_nothing_is_left_alone(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     made = rows.df.groupBy("k").agg(F.count("*").alias("n"))

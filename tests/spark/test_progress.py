@@ -76,7 +76,7 @@ def test_replay_is_recognised_without_its_facts(
     assert "made other changes" not in caplog.text
 
 
-def test_a_job_without_progress_has_no_such_key_and_its_name_is_no_user_s(
+def test_job_without_progress_has_no_such_key_and_its_name_is_no_users(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(ROWS)
@@ -90,7 +90,7 @@ def test_a_job_without_progress_has_no_such_key_and_its_name_is_no_user_s(
         sparkis.queryable(rows.df, "n", key_format="own:<k>", value="n", job="own", progress=True)
 
 
-def test_a_session_may_ask_for_the_facts_of_all_its_queries_and_complete_mode_keeps_them(
+def test_session_may_ask_for_facts_of_all_its_queries_and_complete_mode_keeps_them(
     spark: SparkSession, client: redis.Redis, batches: Make, settings: Settings, tmp_path: Path
 ):
     rows = batches(ROWS)
@@ -108,7 +108,7 @@ def test_a_session_may_ask_for_the_facts_of_all_its_queries_and_complete_mode_ke
     assert job["incomplete"] == 0
 
 
-def test_attached_states_show_the_facts_of_the_query(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_attached_states_show_facts_of_query(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(ROWS)
     rows.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
     counts = rows.df.groupBy("k").count().writeStream.outputMode("update").format("noop")

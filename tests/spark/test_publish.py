@@ -31,7 +31,7 @@ def run(
     return start(writer, name, folder / f"checkpoint-{name}")
 
 
-def test_a_batch_is_published_beside_other_work_of_the_function(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_batch_is_published_beside_other_work_of_function(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     rows.add()
@@ -49,7 +49,7 @@ def test_a_batch_is_published_beside_other_work_of_the_function(client: redis.Re
     assert job["applied"] == query.lastProgress["batchId"] == 2
 
 
-def test_a_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_ended(
+def test_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_ended(
     spark: SparkSession, client: redis.Redis, tmp_path: Path
 ):
     other = spark.newSession()
@@ -71,7 +71,7 @@ def test_a_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_
     eventually(is_stale, lambda stale: stale == 1)
 
 
-def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(
+def test_second_call_in_one_batch_is_refused_and_union_of_states_is_not(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, v int")
@@ -102,7 +102,7 @@ def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(
 
 
 @pytest.mark.slow
-def test_complete_mode_replaces_the_whole_state(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_complete_mode_replaces_whole_state(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     rows.add({"k": "b", "v": 2})
@@ -133,7 +133,7 @@ def test_given_job_name_wins_over_spark_job_group(client: redis.Redis, batches: 
     assert client.get("given:s:a") == "1"
 
 
-def test_a_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     states = [STATE]
@@ -152,7 +152,7 @@ def test_a_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, 
     assert client.mget("grows:s:c", "grows:t:c", "grows:u:c") == ["3", "3", "3"]
 
 
-def test_a_second_query_of_one_job_is_refused_unless_it_takes_over(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_second_query_of_one_job_is_refused_unless_it_takes_over(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
 
@@ -192,13 +192,13 @@ def test_wrong_call_fails_batch(batches: Make, arguments: tuple[str, ...], optio
     assert complaint in failure_of(rows.df.writeStream.queryName("wrong").foreachBatch(function).start())
 
 
-def test_a_query_without_a_name_needs_one(batches: Make):
+def test_query_without_name_needs_one(batches: Make):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     query = rows.df.writeStream.foreachBatch(lambda batch, batch_id: sparkis.publish(batch, batch_id, STATE)).start()
     assert "the query has no name" in failure_of(query)
 
 
-def test_publish_outside_of_a_micro_batch_names_the_alternative(spark):
+def test_publish_outside_of_micro_batch_names_alternative(spark):
     with pytest.raises(sparkis.SparkisError, match=r"outside of a streaming query's foreachBatch.*LogWriter"):
         sparkis.publish(spark.range(1), 0, "s", key="id", value="id")

@@ -36,7 +36,7 @@ def job_row(client: redis.Redis, job: str) -> dict[str, object]:
     return next(row for row in rows if row["name"] == job)
 
 
-def test_a_table_is_a_hash_that_the_next_call_replaces_as_a_whole(spark: SparkSession, client: redis.Redis):
+def test_table_is_hash_that_next_call_replaces_whole(spark: SparkSession, client: redis.Redis):
     limits = spark.createDataFrame([("s1", 20.5), ("s2", 1e30), ("s3", None)], "sensor string, limit double")
     assert sparkis.publish_table(limits, "thresholds", field="sensor", value="limit", job="rules") == 0
     assert client.hgetall("rules:thresholds") == {"s1": "20.5", "s2": "1e+30"}
@@ -52,7 +52,7 @@ def test_a_table_is_a_hash_that_the_next_call_replaces_as_a_whole(spark: SparkSe
     assert client.exists("rules:thresholds") == 0
 
 
-def test_a_table_of_members_is_a_set_and_one_with_scores_a_sorted_set(spark: SparkSession, client: redis.Redis):
+def test_table_of_members_is_set_and_one_with_scores_sorted_set(spark: SparkSession, client: redis.Redis):
     users = spark.createDataFrame([("ann", 2), ("bob", 1), ("cid", None)], "user string, rank int")
     sparkis.publish_table(users, "banned", member="user", job="lists")
     sparkis.publish_table(users, "ranked", member="user", score="rank", job="lists")
@@ -63,7 +63,7 @@ def test_a_table_of_members_is_a_set_and_one_with_scores_a_sorted_set(spark: Spa
         sparkis.publish_table(users, "banned", value="rank", job="lists")
 
 
-def test_several_value_columns_are_an_object_and_several_tables_share_a_job(spark: SparkSession, client: redis.Redis):
+def test_several_value_columns_are_object_and_several_tables_share_job(spark: SparkSession, client: redis.Redis):
     rules = spark.createDataFrame([(1, "a", 2.5), (2, None, None)], "id int, name string, factor double")
     sparkis.publish_table(rules, "first", field="id", value=("name", "factor"), job="shared")
     sparkis.publish_table(rules, "second", field="id", value="name", job="shared")
@@ -75,14 +75,14 @@ def test_several_value_columns_are_an_object_and_several_tables_share_a_job(spar
     assert client.hgetall("shared:second") == {"1": "a"}
 
 
-def test_a_large_table_goes_into_a_file_of_the_log(spark: SparkSession, client: redis.Redis):
+def test_large_table_goes_into_file_of_log(spark: SparkSession, client: redis.Redis):
     rows = spark.range(table.ROWS_MAX).select("id", F.repeat(F.lit("x"), 20).alias("text"))
     sparkis.publish_table(rows, "large", field="id", value="text", job="many")
     assert client.hlen("many:large") == table.ROWS_MAX
     assert client.hget("many:large", "99999") == "x" * 20
 
 
-def test_a_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, client: redis.Redis):
+def test_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, client: redis.Redis):
     sparkis.publish_table(spark.range(3), "ids", field="id", value="id", job="still")
     eventually(lambda: job_row(client, "still")["stale"], lambda stale: stale == 0)
     server_s = client.info("server")["uptime_in_seconds"]
@@ -93,7 +93,7 @@ def test_a_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, clie
     assert job_row(client, "still")["incomplete"] == 0
 
 
-def test_restarted_driver_continues_and_a_fenced_one_gets_an_error(spark: SparkSession, client: redis.Redis):
+def test_restarted_driver_continues_and_fenced_one_gets_error(spark: SparkSession, client: redis.Redis):
     rows = spark.range(2)
 
     def publish(end: int, name: str = "ids") -> int:

@@ -22,7 +22,7 @@ NUMBER = re.compile(r"[0-9.]+")
 QUICK_START, SEVERAL_STATES = BLOCK.findall((ROOT / "README.md").read_text())
 
 
-def test_the_quick_start_is_a_program_whose_line_reads_it(tmp_path: Path) -> None:
+def test_quick_start_is_program_whose_line_reads_it(tmp_path: Path) -> None:
     assert len(QUICK_START.strip().splitlines()) <= 16
     (tmp_path / "quickstart.py").write_text(QUICK_START)
     with (
@@ -61,7 +61,7 @@ def printed_by(command: str) -> str:
     return (done.stdout + done.stderr).strip()
 
 
-def test_both_examples_are_cells_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_examples_are_cells_of_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(XDG_CACHE_HOME=str(tmp_path / "cache"), TMPDIR=str(tmp_path)).items():
         monkeypatch.setenv(name, value)
     cells = map(nbformat.v4.new_code_cell, [QUICK_START, SEVERAL_STATES, "endpoint.url", "endpoint.stop()"])

@@ -15,7 +15,7 @@ from tests.spark.micro_batches import Settings
 from tests.spark.real_time import SETTINGS, MemoryRows
 
 
-def test_values_are_readable_before_their_commit_and_stay_the_same_after_it(
+def test_values_are_readable_before_their_commit_and_unchanged_after_it(
     spark: SparkSession, endpoint: sparkis.ServedEndpoint, client: redis.Redis, settings: Settings, tmp_path: Path
 ) -> None:
     settings(SETTINGS)

@@ -33,7 +33,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.mark.slow
-def test_every_key_is_readable_before_its_commit_through_the_proxy(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_key_is_readable_before_its_commit_through_proxy(spark: SparkSession, tmp_path: Path) -> None:
     with sparkis.serve(spark, log=tmp_path / "log") as endpoint, redis.Redis(port=endpoint.port) as client:
         assert isinstance(endpoint, ExecutorsEndpoint)
         eventually(lambda: len(endpoint.members()), (2).__eq__)

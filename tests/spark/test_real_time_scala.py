@@ -33,7 +33,7 @@ OPTIONS = {
 }
 
 
-def test_rows_of_a_scala_job_are_readable_before_their_commit(
+def test_rows_of_scala_job_are_readable_before_their_commit(
     endpoint: sparkis.ServedEndpoint, client: redis.Redis, attached: Attach, tmp_path: Path
 ) -> None:
     statements = STATEMENTS.replace("127.0.0.1:7379", f"127.0.0.1:{endpoint.port}")

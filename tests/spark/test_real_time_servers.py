@@ -71,7 +71,7 @@ def wait_for_value(rows: MemoryRows, client: redis.Redis, checkpoint: Path) -> N
     assert not list(checkpoint.glob("commits/[0-9]*"))
 
 
-def test_values_of_the_first_batch_are_readable_at_a_server_with_tls(
+def test_values_of_first_batch_are_readable_at_server_with_tls(
     spark: SparkSession, fresh: Fresh, authority: Authority, tmp_path: Path
 ) -> None:
     folder, log = authority.folder, tmp_path / "log"
@@ -85,7 +85,7 @@ def test_values_of_the_first_batch_are_readable_at_a_server_with_tls(
         wait_for_value(fresh(log), client, tmp_path / "checkpoint")
 
 
-def test_server_that_a_user_has_started_gets_rows_of_a_user(
+def test_server_that_user_has_started_gets_rows_of_user(
     spark: SparkSession, fresh: Fresh, settings: Settings, tmp_path: Path
 ) -> None:
     log, users = tmp_path / "log", tmp_path / "users.acl"
@@ -116,7 +116,7 @@ def test_one_node_names_all_nodes_of_its_cluster(spark: SparkSession, settings: 
         assert servers_of(spark, str(log)).urls == [f"redis://127.0.0.1:{port}", "redis://other.example.org:7001"]
 
 
-def test_key_in_a_form_that_java_does_not_read_is_refused(
+def test_key_in_form_that_java_does_not_read_is_refused(
     spark: SparkSession, authority: Authority, tmp_path: Path
 ) -> None:
     folder, log = authority.folder, tmp_path / "log"
@@ -125,7 +125,7 @@ def test_key_in_a_form_that_java_does_not_read_is_refused(
         servers_of(spark, str(log))
 
 
-def test_server_of_the_driver_with_users_of_its_own_needs_the_setting(spark: SparkSession, tmp_path: Path) -> None:
+def test_server_of_driver_with_users_of_its_own_needs_setting(spark: SparkSession, tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
     users.write_text("user default off\nuser writer on >secret ~* &* +@all\n")
     log = tmp_path / "log"

@@ -63,7 +63,7 @@ def ages_in(epoch: Epoch) -> list[int]:
         pytest.param((PLAIN, ORDERED, SOME), [3, 2, 3], id="several states"),
     ],
 )
-def test_each_row_of_a_state_counts_by_its_age(
+def test_each_row_of_state_counts_by_its_age(
     states: tuple[StateDescriptor, ...],
     expected: list[int],
     endpoint: sparkis.ServedEndpoint,
@@ -83,7 +83,7 @@ def test_each_row_of_a_state_counts_by_its_age(
     query.stop()
 
 
-def test_of_rows_that_are_reduced_to_one_the_earliest_counts(
+def test_earliest_of_reduced_rows_counts(
     endpoint: sparkis.ServedEndpoint, client: redis.Redis, batches: Make, tmp_path: Path
 ) -> None:
     rows = batches(ROWS)

@@ -114,7 +114,7 @@ def test_old_versions_of_spark_and_spark_connect_are_refused(
             fresh(counts)
 
 
-def test_columns_have_an_effect_with_fresh_values_alone(counts: DataFrame, tmp_path: Path) -> None:
+def test_columns_have_effect_with_fresh_values_alone(counts: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match="columns= has an effect with freshness='record' alone"):
         sparkis.queryable(counts, "facts", key="k", value="n", log=tmp_path, columns={"n": "n"})
     with pytest.raises(DescriptorError, match="freshness= is 'commit' or 'record', not 'now'"):
@@ -134,14 +134,14 @@ def test_columns_are_matched_by_what_they_are(fresh: Fresh, rows: DataFrame) -> 
         fresh(computed, "halves", key=["name", "window.start"], value=["half"])
 
 
-def test_aggregation_is_found_among_the_operators_with_state(fresh: Fresh, rows: DataFrame) -> None:
+def test_aggregation_is_found_among_operators_with_state(fresh: Fresh, rows: DataFrame) -> None:
     deduplicated = rows.withWatermark("t", "1 second").dropDuplicates(["k", "t"])
     counted = [each.groupBy("k").agg(F.count("*").alias("n")) for each in (rows, deduplicated)]
     ((plain,), (after,)) = (fresh(each, value="n")._attached for each in counted)
     assert (plain.operator, after.operator) == (0, 0)
 
 
-def test_the_writer_needs_its_trigger_a_checkpoint_settings_and_a_server(
+def test_writer_needs_its_trigger_checkpoint_settings_and_server(
     fresh: Fresh, counts: DataFrame, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = fresh(counts).queryName("real")

@@ -150,7 +150,7 @@ def test_time_to_live_counts_from_last_micro_batch_that_touched_key(client: redi
     assert client.get("mortal:short:a") is None
 
 
-def test_a_checkpoint_that_was_set_back_folds_nothing_twice(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_checkpoint_that_was_set_back_folds_nothing_twice(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, n int")
     for number in range(1, 4):
         rows.add({"k": "a", "n": number})
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_was_set_back_folds_nothing_twice(client: redis.Redis,
         ({"reduce": "sum", "duplicates": "any"}, "append", r"leave out order_by= and duplicates="),
     ],
 )
-def test_impossible_reduction_is_refused_at_the_start(batches: Make, arguments, mode, reason):
+def test_impossible_reduction_is_refused_at_start(batches: Make, arguments, mode, reason):
     df = batches("k string, n int, name string, tags array<string>").df
     df = df.groupBy("k").agg(F.sum("n").alias("n")) if mode == "complete" else df
     with pytest.raises(sparkis.SparkisError, match=reason):

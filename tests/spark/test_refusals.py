@@ -80,19 +80,19 @@ GOOD: dict[str, Any] = {"key": "k", "value": "v"}
         (GOOD | {"job": ""}, r"the job name must be a non-empty string"),
     ],
 )
-def test_a_wrong_argument_is_refused_by_name(rows: Batches, log: Path, arguments: dict[str, Any], complaint: str):
+def test_wrong_argument_is_refused_by_name(rows: Batches, log: Path, arguments: dict[str, Any], complaint: str):
     with pytest.raises(DescriptorError, match=f"(?s){complaint}"):
         sparkis.queryable(rows.df, "s", **({"log": log, "mode": "append"} | arguments))
     assert not list(log.glob("*"))
 
 
 @pytest.mark.parametrize("name", ["a:b", "a b", "a{b", "a}b", "", ".a", "a/b", "a<b"])
-def test_a_state_name_with_bad_characters_is_refused(rows: Batches, log: Path, name: str):
+def test_state_name_with_bad_characters_is_refused(rows: Batches, log: Path, name: str):
     with pytest.raises(DescriptorError, match="the state name"):
         sparkis.queryable(rows.df, name, log=log, **GOOD)
 
 
-def test_a_type_without_a_text_is_refused_as_key_and_value(rows: Batches, log: Path):
+def test_type_without_text_is_refused_as_key_and_value(rows: Batches, log: Path):
     df = rows.df.selectExpr("k", "v", "NULL AS odd")
     with pytest.raises(DescriptorError, match="the key column 'odd' has the type void"):
         sparkis.queryable(df, "s", key="odd", value="v", log=log)
@@ -126,21 +126,21 @@ def test_states_that_cannot_live_together_are_refused(rows: Batches, log: Path, 
         sparkis.queryable(rows.df, *states, log=log)
 
 
-def test_arguments_beside_a_descriptor_or_without_a_state_are_refused(rows: Batches, log: Path):
+def test_arguments_beside_descriptor_or_without_state_are_refused(rows: Batches, log: Path):
     with pytest.raises(DescriptorError, match="key: pass this to the StateDescriptor"):
         sparkis.queryable(rows.df, StateDescriptor("s", **GOOD), key="k", log=log)
     with pytest.raises(DescriptorError, match="the state has no name"):
         sparkis.queryable(rows.df, log=log, **GOOD)
 
 
-def test_only_a_streaming_dataframe_of_a_classic_session_is_taken(spark: SparkSession, log: Path):
+def test_only_streaming_dataframe_of_classic_session_is_taken(spark: SparkSession, log: Path):
     with pytest.raises(DescriptorError, match="takes a streaming DataFrame"):
         sparkis.queryable(spark.range(3), "s", key="id", value="id", log=log)
     with pytest.raises(DescriptorError, match=r"not builtins\.str"):
         sparkis.queryable("df", "s", key="id", value="id", log=log)  # type: ignore[arg-type]
 
 
-def test_a_log_is_needed_and_must_be_writable(rows: Batches, tmp_path: Path):
+def test_log_is_needed_and_must_be_writable(rows: Batches, tmp_path: Path):
     with pytest.raises(DescriptorError, match=r"no change log to write to.*spark\.sparkis\.log"):
         sparkis.queryable(rows.df, "s", **GOOD)
     file = tmp_path / "file"
@@ -151,7 +151,7 @@ def test_a_log_is_needed_and_must_be_writable(rows: Batches, tmp_path: Path):
         sparkis.queryable(rows.df, "s", log="nosuch://bucket/log", **GOOD)
 
 
-def test_the_number_of_partitions_is_a_number(spark: SparkSession, rows: Batches, log: Path):
+def test_number_of_partitions_is_number(spark: SparkSession, rows: Batches, log: Path):
     for wrong in ("0", "many", "-1"):
         spark.conf.set("spark.sparkis.partitions", wrong)
         try:
@@ -187,12 +187,12 @@ def test_stream_writer_refuses_options_without_effect(rows: Batches, log: Path):
     assert not log.exists() or not list(log.iterdir())
 
 
-def test_a_query_needs_a_name_or_a_job(rows: Batches, log: Path):
+def test_query_needs_name_or_job(rows: Batches, log: Path):
     with pytest.raises(DescriptorError, match=r"the query has no name.*queryName"):
         sparkis.queryable(rows.df, "s", log=log, **GOOD).start()
 
 
-def test_a_job_name_frees_the_query_name(batches: Make, log: Path, tmp_path: Path):
+def test_job_name_frees_query_name(batches: Make, log: Path, tmp_path: Path):
     stream = batches(COLUMNS)
     stream.add({"k": "a", "v": 1})
     writer = sparkis.queryable(stream.df, "s", log=log, mode="append", job="job", **GOOD)
@@ -213,7 +213,7 @@ def test_a_job_name_frees_the_query_name(batches: Make, log: Path, tmp_path: Pat
         ),
     ],
 )
-def test_a_row_that_cannot_be_a_change_fails_the_batch_and_the_query_can_go_on(
+def test_row_that_cannot_be_change_fails_batch_and_query_can_go_on(
     batches: Make, log: Path, tmp_path: Path, row: dict[str, Any], arguments: dict[str, Any], complaint: str
 ):
     stream = batches(COLUMNS)
@@ -232,7 +232,7 @@ def test_a_row_that_cannot_be_a_change_fails_the_batch_and_the_query_can_go_on(
         assert snapshot.applied.key_count == 1
 
 
-def test_numbers_and_timestamps_in_a_key_are_held_apart(batches: Make, log: Path, tmp_path: Path):
+def test_numbers_and_timestamps_in_key_are_held_apart(batches: Make, log: Path, tmp_path: Path):
     stream = batches("a double, b double, t timestamp")
     stream.add({"a": 1.5, "b": 5, "t": "2020-01-01T00:00:00Z"})
     for name, key, separator, is_refused in (
@@ -249,7 +249,7 @@ def test_numbers_and_timestamps_in_a_key_are_held_apart(batches: Make, log: Path
                 assert snapshot.value(b"colons:s:2020-01-01T00:00:00Z:1.5") == b"5"
 
 
-def test_a_state_that_changed_its_kind_is_refused_at_the_start(batches: Make, log: Path, tmp_path: Path):
+def test_state_that_changed_its_kind_is_refused_at_start(batches: Make, log: Path, tmp_path: Path):
     stream = batches(COLUMNS)
     stream.add({"k": "a", "f": "x", "v": 1})
 
@@ -293,7 +293,7 @@ def test_replaced_query_of_same_name_is_fenced(batches: Make, log: Path, tmp_pat
     eventually(value, lambda found: found == b"2")
 
 
-def test_a_server_that_cannot_start_is_an_error(spark: SparkSession, tmp_path: Path):
+def test_server_that_cannot_start_is_error(spark: SparkSession, tmp_path: Path):
     first = sparkis.serve(spark, log=tmp_path / "log", placement=sparkis.Driver(store=tmp_path / "store"))
     try:
         with pytest.raises(SparkisError, match=rf"did not start: .*{first.port}.*in use"):

@@ -60,7 +60,7 @@ def unless_loading(client: redis.Redis, key: str) -> str | None:
 
 
 @pytest.mark.versions
-def test_a_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: Path):
+def test_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     log = tmp_path / "log"
@@ -81,7 +81,7 @@ def test_a_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: P
         assert client.get("job:s:a") == "2"
 
 
-def test_serving_changes_nothing_in_the_log(batches: Make, tmp_path: Path):
+def test_serving_changes_nothing_in_log(batches: Make, tmp_path: Path):
     rows = batches("k string, v string")
     rows.add({"k": "a", "v": "1"})
     rows.add({"k": "b", "v": "x" * 100_000})
@@ -103,7 +103,7 @@ def test_serving_changes_nothing_in_the_log(batches: Make, tmp_path: Path):
     assert content(log) == before
 
 
-def test_a_log_that_is_not_there_is_refused(tmp_path: Path):
+def test_missing_log_is_refused(tmp_path: Path):
     with sparkis("serve", "--log", tmp_path / "nowhere", "--port", 0) as server:
         server.wait_for(r"sparkis serve: --log .*nowhere is not a folder")
         assert server.process.wait(10) == 1
@@ -118,7 +118,7 @@ def test_folder_without_job_is_named_and_readonly_log_is_not_compacted(tmp_path:
         assert server.process.wait(10) == 1
 
 
-def test_status_shows_a_line_per_job_and_the_same_as_json(batches: Make, tmp_path: Path):
+def test_status_shows_line_per_job_and_json(batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     states = [public.StateDescriptor("s", key="k", value="v"), public.StateDescriptor("m", key="k", value=["k", "v"])]
@@ -151,7 +151,7 @@ def test_status_shows_a_line_per_job_and_the_same_as_json(batches: Make, tmp_pat
         ]
 
 
-def test_status_names_the_problem(tmp_path: Path):
+def test_status_names_problem(tmp_path: Path):
     (tmp_path / "log").mkdir()
     with served("--log", tmp_path / "log", "--store", tmp_path / "store", "--requirepass", "secret") as url:
         refused = status("--url", url)
@@ -171,7 +171,7 @@ def test_status_names_the_problem(tmp_path: Path):
 # Beside the driver ----------------------------------------------------------------------------------------------------
 
 
-def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, tmp_path: Path):
+def test_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, tmp_path: Path):
     endpoint = public.serve(spark, log=tmp_path / "log")
     assert spark.conf.get("spark.sparkis.log") == str(tmp_path / "log")
     assert redis.Redis.from_url(endpoint.url).ping()
@@ -231,7 +231,7 @@ def test_killed_server_returns_on_its_port_with_all_epochs(spark: SparkSession, 
         endpoint.stop()
 
 
-def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     for _ in range(2):
@@ -245,7 +245,7 @@ def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path
         assert (tmp_path / "store" / "job").is_dir()
 
 
-def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkSession, batches: Make, tmp_path: Path):
+def test_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkSession, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 0})
     metrics = free_port()
@@ -335,7 +335,7 @@ def test_impossible_argument_is_refused(spark: SparkSession, tmp_path: Path, giv
         public.serve(spark, log=tmp_path / "log", **given)
 
 
-def test_a_call_without_the_session_is_refused(tmp_path: Path):
+def test_call_without_session_is_refused(tmp_path: Path):
     with pytest.raises(TypeError, match=r"takes the SparkSession first, sparkis.serve\(spark, log=...\), not '/log'"):
         public.serve("/log")  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ def wait_for(client: redis.Redis, key: str, value: str) -> None:
     eventually(found, lambda text: text == value)
 
 
-def test_a_job_and_a_redis_have_one_address_also_when_their_server_was_killed(
+def test_job_and_redis_have_one_address_also_when_their_server_was_killed(
     spark: SparkSession, batches: Make, upstream: Running, tmp_path: Path
 ):
     url, file = f"redis://127.0.0.1:{upstream.port}", tmp_path / "owners.json"
@@ -175,7 +175,7 @@ def test_impossible_arguments_are_refused_before_anything_is_started(
     assert all(line.startswith(begins) for line, begins in zip(lines, errors, strict=True))
 
 
-def test_a_role_is_refused_with_an_upstream(spark: SparkSession, tmp_path: Path):
+def test_role_is_refused_with_upstream(spark: SparkSession, tmp_path: Path):
     with pytest.raises(ValueError, match="role='slave' has no effect with upstream"):
         sparkis.serve(
             spark,

@@ -90,7 +90,7 @@ def test_server_beside_driver_has_users_and_rates(spark: SparkSession, batches: 
                 assert listener.get_message(timeout=WAIT_S_MAX)["channel"] == "__keyspace@0__:job:s:a"  # none of b's
 
 
-def test_servers_on_executors_and_the_proxy_have_them_by_settings(
+def test_servers_on_executors_and_proxy_have_them_by_settings(
     spark: SparkSession, batches: Make, settings: Settings, acl_file: Path, tmp_path: Path
 ):
     settings(

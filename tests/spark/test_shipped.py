@@ -106,7 +106,7 @@ def test_py_files_bring_sparkis_to_executors_that_have_its_compiled_packages(tmp
     assert printed(tmp_path, python, placement, **settings) == "7"
 
 
-def test_an_archive_brings_sparkis_and_its_compiled_packages_to_executors(tmp_path: Path):
+def test_archive_brings_sparkis_and_its_compiled_packages_to_executors(tmp_path: Path):
     python = without_sparkis(tmp_path / "python", OF_CLUSTERS)
     libraries = tmp_path / "libraries"
     libraries.mkdir()

@@ -60,7 +60,7 @@ def test_quick_start_serves_results_of_spark(spark: SparkSession, client: redis.
     assert lag(client, "sensors")["committed"] == query.lastProgress["batchId"]
 
 
-def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_append_takes_last_row_of_key_by_order_by(client: redis.Redis, batches: Make, tmp_path: Path):
     prices = batches("symbol string, at int, price decimal(10,2)")
     prices.add(*({"symbol": "A", "at": at, "price": at} for at in (1, 9, 5)), {"symbol": "B", "at": 1, "price": 1.5})
     prices.add({"symbol": "A", "at": 2, "price": 2})
@@ -139,7 +139,7 @@ def test_epoch_is_same_with_and_without_shuffle(batches: Make, tmp_path: Path, m
             assert shown.value(b"same:s:99") == b"24.75"
 
 
-def test_rows_of_a_key_that_lie_anywhere_are_not_shuffled_where_any_may_win(batches: Make, tmp_path: Path):
+def test_rows_of_key_that_lie_anywhere_are_not_shuffled_where_any_may_win(batches: Make, tmp_path: Path):
     events = batches("k int, v int, w int")
     events.add(*({"k": n % 50, "v": n, "w": -n} for n in range(400)))
     spread = events.df.repartition(4)
@@ -158,7 +158,7 @@ def test_rows_of_a_key_that_lie_anywhere_are_not_shuffled_where_any_may_win(batc
             assert (v % 50, w) == (key, -v)
 
 
-def test_complete_mode_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_complete_mode_replaces_state(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     sums = events.df.groupBy("k").agg(F.sum("v").alias("sum")).where("sum > 0").orderBy("k")
@@ -183,7 +183,7 @@ def ranking(shown: Snapshot, key: bytes) -> list[tuple[bytes, float]]:
 
 
 @pytest.mark.slow
-def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path: Path):
+def test_members_make_set_and_with_scores_sorted_one(batches: Make, tmp_path: Path):
     games = batches("day string, player string, points double, left boolean, at int")
     games.add(
         {"day": "mon", "player": "ann", "points": 7, "at": 1},
@@ -217,7 +217,7 @@ def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path
 
 
 @pytest.mark.slow
-def test_complete_mode_replaces_a_leaderboard_and_a_score_that_is_no_number_fails_it(batches: Make, tmp_path: Path):
+def test_complete_mode_replaces_leaderboard_and_score_that_is_no_number_fails_it(batches: Make, tmp_path: Path):
     games = batches("day string, player string, points double")
     games.add({"day": "mon", "player": "ann", "points": 1}, {"day": "mon", "player": "bob", "points": 2})
     sums = games.df.groupBy("day", "player").agg(F.sum("points").alias("points")).where("points > 0 OR isnan(points)")
@@ -234,7 +234,7 @@ def test_complete_mode_replaces_a_leaderboard_and_a_score_that_is_no_number_fail
 
 
 @pytest.mark.slow
-def test_complete_mode_of_several_sorted_states_runs_the_plan_once(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_complete_mode_of_several_sorted_states_runs_plan_once(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
     sums = events.df.groupBy("k").agg(F.sum("v").alias("sum"), F.count("*").alias("n")).orderBy(F.desc("sum"))
@@ -271,7 +271,7 @@ def test_several_states_of_one_query_are_one_epoch(client: redis.Redis, batches:
     assert lag(client, "several")["committed"] == query.lastProgress["batchId"] == 0
 
 
-def test_rows_that_cannot_be_written_are_left_out_and_counted_if_the_sink_skips_them(
+def test_rows_that_cannot_be_written_are_left_out_and_counted_if_sink_skips_them(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, f string, v int")
@@ -295,7 +295,7 @@ def fields_of(row: Any) -> dict[str, Any]:
     return row if isinstance(row, dict) else dict(zip(row[::2], row[1::2], strict=True))
 
 
-def test_deletions_by_null_and_by_column(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_null_and_deletion_column_delete(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, f string, v int, gone boolean")
     first = [{"k": k, "f": f, "v": 1, "gone": False} for k in "abc" for f in "xy"]
     rows.add(*first)
@@ -372,7 +372,7 @@ def test_time_to_live_is_per_key_or_per_field(client: redis.Redis, batches: Make
     assert client.pexpiretime("ttl:key:a") > before
 
 
-def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_micro_batch_without_rows_is_epoch(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     rows.add()
@@ -404,7 +404,7 @@ def test_false_condition_leaves_checkpoint_whole(client: redis.Redis, batches: M
 
 
 @pytest.mark.slow
-def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_available_now_ends_and_state_stays(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     for run in range(2):
         rows.add({"k": "a", "v": run})
@@ -422,7 +422,7 @@ def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Ma
 
 
 @pytest.mark.slow
-def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     sums = rows.df.groupBy("k").agg(F.sum("v").alias("sum"))
 

@@ -54,7 +54,7 @@ def read(url: str, authority: Authority) -> list[Any]:
             return [error]
 
 
-def test_a_server_beside_the_driver_speaks_tls(
+def test_server_beside_driver_speaks_tls(
     spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     with sparkis.serve(spark, log=tmp_path / "log", tls=tls_of(authority)) as endpoint:

@@ -156,18 +156,18 @@ def job(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_value_is_its_text_and_its_json(request: pytest.FixtureRequest, served: redis.Redis, case: Case):
+def test_value_is_its_text_and_its_json(request: pytest.FixtureRequest, served: redis.Redis, case: Case):
     assert served.hget(f"{job(request)}:map:full", case.name) == as_bytes(case.text)
     assert served.hget(f"{job(request)}:maps:full", case.name) == case.json.encode()
     json.loads(case.json)
 
 
-def test_a_key_is_the_texts_of_its_columns(request: pytest.FixtureRequest, served: redis.Redis):
+def test_key_is_texts_of_its_columns(request: pytest.FixtureRequest, served: redis.Redis):
     key = b"|".join([f"{job(request)}:key:full".encode(), *(as_bytes(case.text) for case in PLAIN)])
     assert served.get(key) == b"-1"
 
 
-def test_a_field_is_the_text_of_its_column(request: pytest.FixtureRequest, served: redis.Redis):
+def test_field_is_text_of_its_column(request: pytest.FixtureRequest, served: redis.Redis):
     texts = {case.name: as_bytes(case.text) for case in CASES}
     for name in FIELDS:
         assert served.hgetall(f"{job(request)}:field-{name}:full") == {texts[name]: b"full"}
@@ -178,7 +178,7 @@ def test_value_alone_equals_value_in_map(request: pytest.FixtureRequest, served:
     assert served.get(f"{job(request)}:json:full") == served.hget(f"{job(request)}:maps:full", "string")
 
 
-def test_an_object_has_a_member_for_each_column(request: pytest.FixtureRequest, served: redis.Redis):
+def test_object_has_member_for_each_column(request: pytest.FixtureRequest, served: redis.Redis):
     whole = "{" + ",".join(f'"{case.name}":{case.json}' for case in CASES) + "}"
     assert served.get(f"{job(request)}:object:full") == whole.encode()
     assert served.hgetall(f"{job(request)}:objects:full") == {b"full": whole.encode()}
@@ -189,11 +189,11 @@ def test_binary_is_as_it_is(request: pytest.FixtureRequest, served: redis.Redis)
 
 
 @pytest.mark.parametrize("id", ["void", "ended"])
-def test_a_row_of_nulls_is_nothing_and_deletes(request: pytest.FixtureRequest, served: redis.Redis, id: str):
+def test_row_of_nulls_is_nothing_and_deletes(request: pytest.FixtureRequest, served: redis.Redis, id: str):
     assert not list(served.scan_iter(f"{job(request)}:*:{id}", count=1000))
 
 
-def test_describe_names_the_types(request: pytest.FixtureRequest, served: redis.Redis):
+def test_describe_names_types(request: pytest.FixtureRequest, served: redis.Redis):
     described = served.execute_command("STATE", "DESCRIBE", f"{job(request)}:text")
     assert described[b"columns"] == {b"id": b"string", b"variant": b"variant"}
 
@@ -214,7 +214,7 @@ def test_collation_does_not_join_keys(spark: SparkSession, endpoint: sparkis.Ser
 
 
 @pytest.mark.versions
-def test_user_defined_type_is_the_json_of_its_stored_form(spark: SparkSession, tmp_path: Path):
+def test_user_defined_type_is_json_of_its_stored_form(spark: SparkSession, tmp_path: Path):
     rows = [("dense", Vectors.dense([1.0, 1e20])), ("sparse", Vectors.sparse(3, [1], [0.5])), ("null", None)]
     stream = Batches(spark, tmp_path / "rows", "k string")
     stream.add(*({"k": key} for key, _ in rows))
@@ -268,7 +268,7 @@ def test_type_without_rewrite_or_json_is_refused(spark: SparkSession, tmp_path: 
         check_columns(places, StateDescriptor("s", "k", "v"), "q")
 
 
-def test_a_text_that_is_not_utf8_is_its_bytes_and_replaced_in_json(spark: SparkSession, tmp_path: Path):
+def test_text_that_is_not_utf8_is_its_bytes_and_replaced_in_json(spark: SparkSession, tmp_path: Path):
     """Spark keeps such bytes, for example those of a Kafka value in Latin-1 that was cast to a string."""
     stream = Batches(spark, tmp_path / "rows", "hex string")
     stream.add({"hex": "E9"}, {"hex": "EDA08041"}, {"hex": "61"})

@@ -36,7 +36,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", [{}, rocksdb()], ids=["hdfs", "rocksdb"])
-def test_the_state_of_a_running_query_is_readable_from_its_checkpoint(
+def test_state_of_running_query_is_readable_from_its_checkpoint(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, store: dict[str, str]
 ):
     settings(store)
@@ -78,7 +78,7 @@ def last_values() -> Any:
 
 @pytest.mark.slow
 @since_4_0
-def test_declared_states_of_a_processor_are_readable_without_another_call(
+def test_declared_states_of_processor_are_readable_without_another_call(
     client: redis.Redis, batches: Make, tmp_path: Path, settings: Settings
 ):
     settings(rocksdb())
@@ -112,7 +112,7 @@ def test_feature_missing_in_spark_3_5_names_needed_version(batches: Make, tmp_pa
         sparkis.queryable(remote, "s", key="k", value="n")
 
 
-def test_a_querys_progress_is_published_by_its_sink(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_querys_progress_is_published_by_its_sink(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, n int")
     rows.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
     rows.add({"k": "a", "n": 3})

@@ -29,7 +29,7 @@ def candles(trades: DataFrame) -> DataFrame:
     )
 
 
-def test_the_fields_of_structs_are_columns_of_a_state(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_fields_of_structs_are_columns_of_state(client: redis.Redis, batches: Make, tmp_path: Path):
     trades = batches(TRADES)
     trades.add(
         {"symbol": "ACME", "at": "2024-05-01T10:00:10Z", "price": 3.5},
@@ -83,7 +83,7 @@ def test_times_are_written_in_utc_in_any_format(client: redis.Redis, batches: Ma
     }
 
 
-def test_rows_whose_times_have_the_same_text_are_rows_of_one_key(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_rows_whose_times_have_same_text_are_rows_of_one_key(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("at timestamp, n int")
     rows.add(*({"at": f"2024-05-01T10:{minute:02}:00Z", "n": minute} for minute in range(60)))
     writer = sparkis.queryable(
@@ -120,13 +120,13 @@ def test_rows_whose_times_have_the_same_text_are_rows_of_one_key(client: redis.R
         ({"field": "window.start", "time_format": "bbb"}, r"time_format='bbb' is not a pattern"),
     ],
 )
-def test_a_wrong_column_or_format_is_explained_at_the_start(batches: Make, arguments, reason):
+def test_wrong_column_or_format_is_explained_at_start(batches: Make, arguments, reason):
     trades = batches(TRADES)
     with pytest.raises(sparkis.DescriptorError, match=f"(?s){reason}"):
         sparkis.queryable(candles(trades.df), "s", **({"key": "symbol", "value": "stats.low"} | arguments))
 
 
-def test_a_column_whose_own_name_has_a_dot_comes_first(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_column_whose_own_name_has_dot_comes_first(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, a struct<b:int>")
     rows.add({"k": "x", "a": {"b": 1}})
     df = rows.df.withColumn("a.b", F.lit("the column's"))

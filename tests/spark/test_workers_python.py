@@ -28,7 +28,7 @@ except Exception as error:
 """
 
 
-def test_workers_without_sparkis_get_an_error_in_one_line(tmp_path: Path) -> None:
+def test_workers_without_sparkis_get_error_in_one_line(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {

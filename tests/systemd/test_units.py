@@ -44,7 +44,7 @@ def open_server(machine: Machine) -> Iterator[Machine]:
     machine.run("systemctl stop sparkis.socket sparkis.service 2>/dev/null || true; systemctl reset-failed")
 
 
-def test_server_of_the_page_is_ready_and_healthy_once_it_is_started(machine: Machine) -> None:
+def test_server_of_page_is_ready_and_healthy_once_it_is_started(machine: Machine) -> None:
     assert machine.property(SERVER, "ActiveState") == "active"
     assert machine.property(SERVER, "StatusText") == f"Serving 127.0.0.1:{PORT}"
     assert "+OK" in replies(machine, request("AUTH", "change-me"), GET).decode()
@@ -72,7 +72,7 @@ def _main(machine: Machine) -> int:
 
 
 @pytest.mark.parametrize("kind", ["notify", "notify-reload"])
-def test_reload_reads_the_users_again_and_the_service_stays_active(open_server: Machine, kind: str) -> None:
+def test_reload_reads_users_again_and_service_stays_active(open_server: Machine, kind: str) -> None:
     open_server.run("echo 'user default on nopass +@all ~*' >/etc/sparkis/users.acl; chmod 644 /etc/sparkis/users.acl")
     command = open_server.run("systemctl cat sparkis | sed -n 's/^ExecStart=//p'").strip()
     reload = ["ExecReload="] if kind == "notify-reload" else []
@@ -103,7 +103,7 @@ def test_server_whose_event_loop_hangs_is_started_again(open_server: Machine, wo
     assert "atchdog" in open_server.run(f"journalctl --unit {SERVER} | tail -n 100")
 
 
-def test_restarts_in_a_row_lose_no_read_with_the_socket_unit(open_server: Machine) -> None:
+def test_successive_restarts_lose_no_read_with_socket_unit(open_server: Machine) -> None:
     open_server.run("cp deploy/systemd/*.socket /etc/systemd/system/; systemctl daemon-reload")
     open_server.run(f"systemctl stop {SERVER}; systemctl start sparkis.socket")
     with open_server.network():
@@ -119,7 +119,7 @@ def test_restarts_in_a_row_lose_no_read_with_the_socket_unit(open_server: Machin
     assert failed == {}
 
 
-def test_socket_unit_starts_its_service_at_the_first_connection(open_server: Machine) -> None:
+def test_socket_unit_starts_its_service_at_first_connection(open_server: Machine) -> None:
     open_server.run("cp deploy/systemd/*.socket /etc/systemd/system/; systemctl daemon-reload")
     open_server.run(f"systemctl stop {SERVER}; systemctl start sparkis.socket")
     assert open_server.property(SERVER, "ActiveState") == "inactive"
@@ -150,7 +150,7 @@ def test_cluster_answers_through_its_proxy_and_comes_back_after_kills(machine: M
     assert [machine.property(unit, "Result") for unit in units] == ["success"] * len(units)
 
 
-def test_proxy_of_the_drop_in_answers_for_the_states_and_for_the_redis_behind_it(machine: Machine) -> None:
+def test_proxy_of_drop_in_answers_for_states_and_for_redis_behind_it(machine: Machine) -> None:
     units = ["sparkis-registry", "sparkis-state-server@1", PROXY]
     folder = f"/etc/systemd/system/{PROXY}.service.d"
     machine.run("systemctl stop sparkis.socket sparkis.service || true")

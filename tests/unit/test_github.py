@@ -27,7 +27,7 @@ def parsed(name: str) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_can_be_parsed_and_has_no_key_twice(name: str) -> None:
+def test_file_can_be_parsed_and_has_no_key_twice(name: str) -> None:
     class Unique(yaml.SafeLoader):
         pass
 
@@ -41,7 +41,7 @@ def test_a_file_can_be_parsed_and_has_no_key_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("workflows/")])
-def test_a_workflow_runs_targets_of_make_with_few_rights_and_in_a_bounded_time(name: str) -> None:
+def test_workflow_runs_targets_of_make_with_few_rights_and_in_bounded_time(name: str) -> None:
     workflow = parsed(name)
     assert workflow["permissions"] == {"contents": "read"}
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
@@ -53,7 +53,7 @@ def test_a_workflow_runs_targets_of_make_with_few_rights_and_in_a_bounded_time(n
                 assert step["with"]["persist-credentials"] is False
 
 
-def test_the_matrix_has_the_versions_that_the_project_names() -> None:
+def test_matrix_has_versions_that_project_names() -> None:
     jobs = parsed("workflows/ci.yml")["jobs"]
     named = [each.rpartition(" ")[2] for each in PROJECT["project"]["classifiers"]]
     assert jobs["test"]["strategy"]["matrix"]["python"] == [each for each in named if re.fullmatch(r"3\.\d+", each)]
@@ -69,7 +69,7 @@ def test_hosted_machines_run_all_that_ci_runs() -> None:
     )
 
 
-def test_only_a_tag_publishes_and_without_a_secret() -> None:
+def test_only_tag_publishes_and_without_secret() -> None:
     workflow = parsed("workflows/release.yml")
     # YAML 1.1 reads `on` as true.
     assert workflow[True] == {"push": {"tags": ["v*"]}}
@@ -79,7 +79,7 @@ def test_only_a_tag_publishes_and_without_a_secret() -> None:
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
 
 
-def test_links_of_the_forms_are_the_project_s() -> None:
+def test_links_of_forms_are_projects() -> None:
     urls = PROJECT["project"]["urls"]
     for each in parsed("ISSUE_TEMPLATE/config.yml")["contact_links"]:
         assert each["url"].startswith((urls["Repository"], urls["Documentation"]))

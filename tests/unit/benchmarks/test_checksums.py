@@ -13,14 +13,14 @@ NAME = b"job:v:1"
 DAMAGED = record_format.HEADER.pack(len(NAME), 0, 0, record_format.VALUE) + NAME + b"value" + b"\0\0\0\0"
 
 
-def test_a_copy_of_the_look_up_accepts_a_damaged_record() -> None:
+def test_copy_of_look_up_accepts_damaged_record() -> None:
     assert record_reader.find is record_format.find
     with pytest.raises(StoreDamagedError):
         record_format.find({b"at": DAMAGED}.get, b"at", NAME)
     assert _without(record_format.find, record_format)({b"at": DAMAGED}.get, b"at", NAME) == (b"at", DAMAGED)
 
 
-def test_the_writer_has_a_checksum_and_another_function_has_none() -> None:
+def test_writer_has_checksum_and_another_function_has_none() -> None:
     assert _without(FastValues.put_run, fast_values) is not FastValues.put_run
     with pytest.raises(RuntimeError, match="has no checksum"):
         _without(record_format.read_meta, record_format)

@@ -41,7 +41,7 @@ RUN = Run(
 )
 
 
-def test_every_served_command_has_a_row_at_a_server() -> None:
+def test_every_served_command_has_row_at_server() -> None:
     measured = {exchange.name for setting in (SERVER, NODE) for _, exchange in planned(setting, is_full=False)}
     assert {" ".join(command.name.upper().split("|")) for command in served()} <= measured
     assert len(served()) == sum(
@@ -49,7 +49,7 @@ def test_every_served_command_has_a_row_at_a_server() -> None:
     )
 
 
-def test_every_command_about_keys_has_a_row_for_each_backend_of_one_address() -> None:
+def test_every_command_about_keys_has_row_for_each_backend_of_one_address() -> None:
     about_keys = {each.name for each in exchanges(STATES) if each.counted[0]}
     for setting in (OF_STATES, OF_UPSTREAM):
         assert about_keys <= {exchange.name for _, exchange in planned(setting, is_full=False)}
@@ -64,7 +64,7 @@ def test_rows_are_at_most_a_thousand_and_each_is_there_once() -> None:
     assert len(set(rows)) == len(rows) <= ROWS_MAX
 
 
-def test_full_adds_sessions_and_removes_nothing() -> None:
+def test_full_plan_contains_short_plan() -> None:
     for setting in SETTINGS:
         few, all_rows = ({str(row) for row in planned(setting, is_full=is_full)} for is_full in (False, True))
         assert few <= all_rows
@@ -81,7 +81,7 @@ def test_chosen_rows_are_those_whose_title_matches() -> None:
     assert sorted(found) == sorted([*of_both, (SERVER.place, "RESET")])
 
 
-def test_requests_about_keys_have_keys_of_the_data_set() -> None:
+def test_requests_about_keys_have_keys_of_data_set() -> None:
     keys = set(dataset(STATES).keys)
     for exchange in [*exchanges(STATES), *shapes(STATES)]:
         if not exchange.counted[0] or exchange.group == "stream":  # no state is a stream
@@ -115,7 +115,7 @@ def test_requests_about_keys_have_keys_of_the_data_set() -> None:
         ("info", Work.INFO_ALL),
     ],
 )
-def test_command_has_the_work_of_its_row(name: str, work: Work) -> None:
+def test_command_has_work_of_its_row(name: str, work: Work) -> None:
     command = command_table().get(name.encode())
     assert command is not None
     assert work_of(command) is work
@@ -123,11 +123,11 @@ def test_command_has_the_work_of_its_row(name: str, work: Work) -> None:
 
 @pytest.mark.parametrize("work", Work)
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_all_work_has_a_budget(work: Work, is_direct: bool) -> None:
+def test_all_work_has_budget(work: Work, is_direct: bool) -> None:
     assert budget_of(work, is_direct=is_direct).limit_us(1.0, None) > 0
 
 
-def test_a_budget_is_the_largest_of_its_limits() -> None:
+def test_budget_is_largest_of_its_limits() -> None:
     budget = Budget(2.0, 1.5, us=10.0)
     assert budget.text == "≤ 2 x redis or 1.5 x twemproxy or 10 µs"
     assert budget.limit_us(20.0, None) == 40.0
@@ -135,7 +135,7 @@ def test_a_budget_is_the_largest_of_its_limits() -> None:
     assert budget.limit_us(1.0, 1.0) == 10.0
 
 
-def test_a_row_keeps_its_budget_if_it_does_under_each_load() -> None:
+def test_row_keeps_its_budget_if_it_does_under_each_load() -> None:
     assert KEPT.is_within_budget
     assert not MISSED.is_within_budget
     assert not FAILED.is_within_budget
@@ -144,7 +144,7 @@ def test_a_row_keeps_its_budget_if_it_does_under_each_load() -> None:
     assert line(FAILED).endswith("a | b")
 
 
-def test_a_run_is_read_as_it_was_stored(tmp_path: Path) -> None:
+def test_run_is_read_as_it_was_stored(tmp_path: Path) -> None:
     path = tmp_path / "commands.json"
     assert load(path) is None
     store(RUN, path)
@@ -155,7 +155,7 @@ def test_a_run_is_read_as_it_was_stored(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == len(RUN.rows) + 3  # a row on each line
 
 
-def test_the_page_and_the_picture_show_the_last_run() -> None:
+def test_page_and_picture_show_last_run() -> None:
     run = load()
     assert run is not None
     written = speed_page.PAGE.read_text()
@@ -163,7 +163,7 @@ def test_the_page_and_the_picture_show_the_last_run() -> None:
     assert speed_page.PICTURE.read_text() == drawn(run), "run: python -m benchmarks page"
 
 
-def test_the_page_has_the_worst_rows_first_and_all_in_tables() -> None:
+def test_page_has_worst_rows_first_and_all_in_tables() -> None:
     shown = speed_page.results(RUN)
     assert shown.startswith("2 of 4 rows keep their budgets.")
     worst, commands, of_shapes = shown.split("\n## ")[1:]
@@ -174,7 +174,7 @@ def test_the_page_has_the_worst_rows_first_and_all_in_tables() -> None:
     assert "| range of 20 | 0.50, 0.50 |" in of_shapes
 
 
-def test_a_run_of_a_loaded_machine_or_of_few_rounds_is_called_a_trial() -> None:
+def test_run_of_loaded_machine_or_of_few_rounds_is_called_trial() -> None:
     assert "trial" not in speed_page.results(RUN)
     assert "a trial of 2026-11-27: 1 of 5 rounds." in speed_page.results(replace(RUN, rounds=1))
     assert "a loaded machine" in speed_page.results(replace(RUN, busy=4.5))

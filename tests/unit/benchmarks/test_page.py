@@ -34,12 +34,12 @@ def test_page_has_current_results() -> None:
     assert page.text_of(written, load()) == written, "run: python -m benchmarks page"
 
 
-def test_the_plots_show_the_results_as_they_are() -> None:
+def test_plots_show_results_as_they_are() -> None:
     found = {path.stem: path.read_text() for path in page.PLOTS.glob("*.svg")}
     assert found == page.drawings(load()), "run: python -m benchmarks page"
 
 
-def test_the_page_has_a_place_for_every_part() -> None:
+def test_page_has_place_for_every_part() -> None:
     places = {found[1] for found in page.PART.findall(page.PAGE.read_text())}
     assert places == set(PARTS) - {
         "many",
@@ -68,7 +68,7 @@ def test_only_text_between_marks_is_rewritten() -> None:
     assert page.text_of(after, [ALONE]) == after
 
 
-def test_a_row_takes_the_place_of_the_one_with_its_name(tmp_path: Path) -> None:
+def test_row_takes_place_of_one_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     merge([FAST, ALONE], path)
     merge([SLOW, replace(FAST, ours=300.0)], path)

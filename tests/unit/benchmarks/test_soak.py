@@ -7,12 +7,12 @@ import pytest
 from benchmarks.soak import FLAT_AFTER_S, MIB, Sample, SoakError, _check_growth, _check_sizes
 
 
-def test_a_leak_is_growth() -> None:
+def test_leak_is_reported_as_growth() -> None:
     with pytest.raises(SoakError, match=r"the change log grows: 7[0-9]\.\d MiB in the middle third"):
         _check_growth("log", "change log", [number * MIB // 2 for number in range(300)])
 
 
-def test_a_warm_up_and_a_saw_are_not() -> None:
+def test_warm_up_and_sawtooth_are_not_growth() -> None:
     warm_up = [number * MIB for number in range(100)]
     saw = [(100 + number % 40) * MIB for number in range(200)]
     _check_growth("store", "store's file", warm_up + saw)

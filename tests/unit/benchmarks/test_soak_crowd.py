@@ -42,7 +42,7 @@ def test_epochs_that_rise_or_stay_are_right() -> None:
         (b"$1\r\n7\r\n", "the reply to GET of the epoch is b''"),
     ],
 )
-def test_an_older_epoch_an_error_and_a_lost_connection_are_mistakes(replies: bytes, error: str) -> None:
+def test_older_epoch_error_and_lost_connection_are_mistakes(replies: bytes, error: str) -> None:
     with pytest.raises(CrowdError, match=error):
         read_from(replies, 2, epochs=True)
 
@@ -53,5 +53,5 @@ def test_values_and_missing_keys_are_right_and_errors_are_not() -> None:
         read_from(b"$-1\r\n-ERR no\r\n", 2, epochs=False)
 
 
-def test_garbage_ends_with_a_line() -> None:
+def test_garbage_ends_program_with_line() -> None:
     assert all(_garbage(Random(seed)).endswith(b"\r\n") for seed in range(20))

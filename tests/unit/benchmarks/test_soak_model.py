@@ -34,14 +34,14 @@ def test_model_equals_store_after_each_epoch(monkeypatch: pytest.MonkeyPatch) ->
         }
 
 
-def test_every_process_makes_the_same_epochs() -> None:
+def test_every_process_makes_same_epochs() -> None:
     again = Plan(PLAN.seed, PLAN.started_ms, PLAN.period_ms)
     assert [PLAN.epoch(number) for number in (0, 39, 199)] == [again.epoch(number) for number in (0, 39, 199)]
     assert PLAN.epoch(39).replaces
     assert set(PLAN.epoch(199).replaces) == set(soak_model.SIZES)
 
 
-def test_another_value_is_wrong_unless_the_clock_may_have_made_it() -> None:
+def test_another_value_is_wrong_unless_clock_may_have_made_it() -> None:
     stored = StoredValue("value", value=b"5", expire_at_ms=2_000)
     assert _compare(b"k", b"5", stored, 1, 1_000, 1_000)
     assert _compare(b"k", None, stored, 1, 3_000, 3_000)

@@ -6,7 +6,7 @@ from compat.commands_page import PAGE, page
 from resp_server.commands import command_table
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it with make commands"
 
 

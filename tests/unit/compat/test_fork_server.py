@@ -33,7 +33,7 @@ def test_program_has_callers_arguments_environment_and_folder(tmp_path: Path, mo
     assert printed.decode() == f"{tmp_path} a None ['-c', 'x', 'y z']\n" and code == 0
 
 
-def test_a_module_and_a_file_are_run_as_main(tmp_path: Path) -> None:
+def test_module_and_file_are_run_as_main(tmp_path: Path) -> None:
     assert run("-m", "json.tool", "--compact", given=b"[1, 2]") == (b"[1,2]\n", 0)
     (file := tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
     assert run(str(file), "x") == (b"__main__ ['x']\n", 0)
@@ -42,7 +42,7 @@ def test_a_module_and_a_file_are_run_as_main(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code"), [("pass", 0), ("raise SystemExit", 0), ("raise SystemExit(3)", 3), ("os.abort()", -6)]
 )
-def test_an_exit_code_is_that_of_the_program(ending: str, code: int) -> None:
+def test_exit_code_is_that_of_program(ending: str, code: int) -> None:
     assert run("-c", f"import os; {ending}") == (b"", code)
 
 
@@ -53,7 +53,7 @@ def test_failed_program_gives_its_reason(ending: str, said: str, capfd: pytest.C
     assert capfd.readouterr().err.endswith(said)
 
 
-def test_a_program_runs_until_its_input_ends_or_it_is_killed() -> None:
+def test_program_runs_until_its_input_ends_or_it_is_killed() -> None:
     waiting = "import sys; print('begins', flush=True); sys.stdin.read()"
     first, second = (forked(["-c", waiting], {}) for _ in range(2))
     with first, second:
@@ -102,7 +102,7 @@ def test_fork_gets_same_arguments_and_descriptors_as_popen(tmp_path: Path) -> No
         ("-c pass", False),
     ],
 )
-def test_our_programs_are_forks_unless_they_start_spark_or_have_a_terminal(command: str, are_forks: bool) -> None:
+def test_our_programs_are_forks_unless_they_start_spark_or_have_terminal(command: str, are_forks: bool) -> None:
     start = {"args": [sys.executable, *command.split()], "shell": False, "executable": None, "preexec_fn": None}
     assert is_forked({**start, "env": None}) == are_forks
     assert not is_forked({**start, "env": {STARTS: "yes"}}) and not is_forked({**start, "env": None, "shell": True})
@@ -111,7 +111,7 @@ def test_our_programs_are_forks_unless_they_start_spark_or_have_a_terminal(comma
     assert is_forked({**start, "args": [sys.executable, "-c", reads_a_checkpoint], "env": None})
 
 
-def test_programs_are_imported_already_with_the_core_or_without() -> None:
+def test_programs_are_imported_already_with_core_or_without() -> None:
     code = "import sys; print('resp_server.serving.server' in sys.modules, sys.modules['resp_server.native'].CORE)"
     assert run("-c", code, SPARKIS_PURE="1")[0] == b"True python\n"
     if "SPARKIS_PURE" not in os.environ:
@@ -141,7 +141,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("kill", -9)])
-def test_a_child_of_a_program_is_a_fork_and_a_child_of_the_program(tmp_path: Path, ending: str, code: int) -> None:
+def test_child_of_program_is_fork_and_child_of_program(tmp_path: Path, ending: str, code: int) -> None:
     write_log(tmp_path / "log", "j", [value_state("s")], [put_value("s", b"j:s:a", b"1")])
     program = (
         f"import runpy, sys; from compat import fork_server; fork_server.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
@@ -150,7 +150,7 @@ def test_a_child_of_a_program_is_a_fork_and_a_child_of_the_program(tmp_path: Pat
     assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]
 
 
-def test_threads_start_programs_at_the_same_time() -> None:
+def test_threads_start_programs_at_same_time() -> None:
     def start(number: int) -> tuple[bytes, int]:
         return run("-c", f"print({number}); raise SystemExit({number})")
 

@@ -44,7 +44,7 @@ def labels_of(workload: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_a_pod_starts_a_command_with_options_that_exist(workload: dict[str, Any]) -> None:
+def test_pod_starts_command_with_options_that_exist(workload: dict[str, Any]) -> None:
     container = container_of(workload)
     variables = {each["name"] for each in container["env"]}
     named = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
@@ -57,7 +57,7 @@ def test_a_pod_starts_a_command_with_options_that_exist(workload: dict[str, Any]
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_a_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> None:
+def test_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> None:
     pod, container = workload["spec"]["template"]["spec"], container_of(workload)
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == USER
@@ -69,7 +69,7 @@ def test_a_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_a_pod_s_probes_ask_whether_it_lives_and_whether_it_is_ready(workload: dict[str, Any]) -> None:
+def test_pods_probes_ask_whether_it_lives_and_whether_it_is_ready(workload: dict[str, Any]) -> None:
     container = container_of(workload)
     assert [each["name"] for each in container["ports"]][1:] == ["metrics"]
     asked = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
@@ -77,7 +77,7 @@ def test_a_pod_s_probes_ask_whether_it_lives_and_whether_it_is_ready(workload: d
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_a_pod_mounts_volumes_that_it_has_and_its_secrets_have_known_keys(workload: dict[str, Any]) -> None:
+def test_pod_mounts_volumes_that_it_has_and_its_secrets_have_known_keys(workload: dict[str, Any]) -> None:
     claims = [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", [])]
     volumes = [each["name"] for each in workload["spec"]["template"]["spec"]["volumes"]]
     container = container_of(workload)
@@ -91,7 +91,7 @@ def test_a_pod_mounts_volumes_that_it_has_and_its_secrets_have_known_keys(worklo
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
-def test_services_and_budgets_choose_the_pods_of_one_workload(manifest: str) -> None:
+def test_services_and_budgets_choose_pods_of_one_workload(manifest: str) -> None:
     pods = [labels_of(each) for each in objects_of(manifest, *WORKLOADS)]
     assert len({json.dumps(labels) for labels in pods}) == len(pods)
     chosen = [each["spec"]["selector"] for each in objects_of(manifest, "Service")]
@@ -105,13 +105,13 @@ def test_services_and_budgets_choose_the_pods_of_one_workload(manifest: str) -> 
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
-def test_more_than_one_pod_has_a_budget(manifest: str) -> None:
+def test_more_than_one_pod_has_budget(manifest: str) -> None:
     budgets = [each["spec"]["selector"]["matchLabels"] for each in objects_of(manifest, "PodDisruptionBudget")]
     many = [labels_of(each) for each in objects_of(manifest, *WORKLOADS) if each["spec"]["replicas"] > 1]
     assert many and budgets == many
 
 
-def test_a_standby_avoids_the_node_of_its_registry() -> None:
+def test_standby_avoids_node_of_its_registry() -> None:
     pods = {each["metadata"]["name"]: each for each in objects_of("cluster.yaml", "Deployment")}
     affinity = pods["sparkis-registry-standby"]["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
     (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]

@@ -44,14 +44,14 @@ def command_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*UNITS, "sparkis-proxy-upstream.conf"])
-def test_a_unit_starts_a_command_that_exists_with_options_that_exist(name: str) -> None:
+def test_unit_starts_command_that_exists_with_options_that_exist(name: str) -> None:
     program, *words = command_of(name)
     assert program == PROGRAM
     options = options_of(words)
     assert "/srv/sparkis/log" in options.log
 
 
-def test_an_option_that_does_not_exist_is_noticed() -> None:
+def test_missing_option_is_noticed() -> None:
     with pytest.raises(WrongCommandLineError, match="--livez"):
         options_of(["serve", "--log", "/log", "--livez", "1"])
 
@@ -68,7 +68,7 @@ def test_units_of_one_machine_have_ports_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_folder_of_a_server_is_one_that_its_unit_makes(name: str) -> None:
+def test_folder_of_server_is_one_that_its_unit_makes(name: str) -> None:
     options, made = options_of(command_of(name)[1:]), settings_of(name)["StateDirectory"]
     store = getattr(options, "store", None)
     assert [f"/var/lib/{each.replace('%i', '1')}" for each in made] == [store or "/var/lib/sparkis/proxy"] or (
@@ -77,7 +77,7 @@ def test_the_folder_of_a_server_is_one_that_its_unit_makes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_secrets_are_in_a_file_that_has_an_example(name: str) -> None:
+def test_secrets_are_in_file_that_has_example(name: str) -> None:
     (file,) = settings_of(name)["EnvironmentFile"]
     example = (FOLDER / (Path(file.removeprefix("-")).name + ".example")).read_text()
     known = {"SPARKIS_PASSWORD", "SPARKIS_CONTROL_TOKEN", "SPARKIS_SERVER_PASSWORD", "SPARKIS_UPSTREAM"}
@@ -86,7 +86,7 @@ def test_secrets_are_in_a_file_that_has_an_example(name: str) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_no_mistake_in_a_unit(name: str, tmp_path: Path) -> None:
+def test_systemd_finds_no_mistake_in_unit(name: str, tmp_path: Path) -> None:
     # systemd checks that the program is there.
     unit = tmp_path / name.replace("@", "@1")
     unit.write_text((FOLDER / name).read_text().replace(PROGRAM, sys.executable))

@@ -32,7 +32,7 @@ def test_example_of_users_lets_only_its_admin_affect_all_clients(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [b"get", b"smembers", b"scan", b"ping", b"hello"])
-def test_user_of_a_tenant_reads_its_keys_and_affects_no_other(tmp_path: Path, name: bytes) -> None:
+def test_user_of_tenant_reads_its_keys_and_affects_no_other(tmp_path: Path, name: bytes) -> None:
     (rules,) = re.findall(r"give each `(~tenant-job:.*?)`", PAGE)
     users = users_of(tmp_path / "users.acl", f"user default off\nuser tenant on >x {rules}\n")
     tenant = users.get(b"tenant")

@@ -28,7 +28,7 @@ def copy(log: Path, backup: Path, *, first: bool) -> None:
             shutil.copy(path, target)
 
 
-def test_a_copy_ends_with_the_last_epoch_of_the_first_pass(tmp_path: Path) -> None:
+def test_copy_ends_with_last_epoch_of_first_pass(tmp_path: Path) -> None:
     log, backup = tmp_path / "log", tmp_path / "backup"
     with LogWriter(str(log), "market", [STATE]) as writer:
         for number in range(3):
@@ -42,7 +42,7 @@ def test_a_copy_ends_with_the_last_epoch_of_the_first_pass(tmp_path: Path) -> No
         assert [snapshot.value(key) for key in (KEY, b"market:price:%d" % (MANY - 1))] == [b"2", b"2"]
 
 
-def test_the_page_copies_in_this_order() -> None:
+def test_page_copies_in_this_order() -> None:
     page = (Path(__file__).parents[3] / "docs" / "backup.md").read_text()
     first, second = (line for line in page.splitlines() if line.startswith("$ rsync"))
     assert "--include '/*/terms/*' --include '/*/*/epochs/*' --exclude '*'" in first

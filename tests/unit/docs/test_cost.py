@@ -32,7 +32,7 @@ def test_unit_costs_of_sparkis_are_those_that_are_measured() -> None:
     assert row("a key with a short value, in memory") == (f"what is read often of {key}", f"{KEY_BYTES} bytes")
 
 
-def test_servers_and_cores_follow_from_the_unit_costs() -> None:
+def test_servers_and_cores_follow_from_unit_costs() -> None:
     masters = math.ceil((LOAD.updates * CHANGE_US + LOAD.reads * GET_US) / 1e6 / LOAD.share_used)
     assert row("servers, of a core or two each") == (str(SIZE.servers), str(2 * masters))
     ours = 2 * SIZE.applying_cores + SIZE.serving_cores
@@ -47,7 +47,7 @@ def test_servers_and_cores_follow_from_the_unit_costs() -> None:
     assert row("a proxy for plain clients, cores")[0] == f"{LOAD.reads * unit_costs.GET_AT_A_PROXY[16].value / 1e6:g}"
 
 
-def test_memory_disk_and_network_follow_from_the_unit_costs() -> None:
+def test_memory_disk_and_network_follow_from_unit_costs() -> None:
     redis = f"{2 * LOAD.keys * KEY_BYTES / 1e9:.1f} GB"
     assert row("memory, all keys in it") == (f"{2 * SIZE.memory_bytes / 1e9:.1f} GB", redis)
     assert row("memory at least") == (f"{2 * SIZE.memory_bytes_min / 1e9:.1f} GB", redis)
@@ -59,7 +59,7 @@ def test_memory_disk_and_network_follow_from_the_unit_costs() -> None:
     )
 
 
-def test_the_log_and_its_price_follow_from_the_unit_costs() -> None:
+def test_log_and_its_price_follow_from_unit_costs() -> None:
     none = estimate(Load(keys=100e6, updates=71e6 / 60, reads=1e6, pipeline=16, replicas=1, retention_minutes=0))
     kept = f"{SIZE.log_bytes_max / 1e9:.0f} GB / {none.log_bytes_max / 1e9:.0f} GB"
     assert row("the log, with a retention of an hour / of none")[0] == kept

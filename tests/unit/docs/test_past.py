@@ -56,7 +56,7 @@ def handed_over(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [eval(compile(ast.Expression(each.value), "past.md", "eval"), names) for each in lines]
 
 
-def test_pandas_takes_the_table(handed_over: list[Any]) -> None:
+def test_pandas_takes_table(handed_over: list[Any]) -> None:
     frame = handed_over[0].sort_values("key")
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.columns) == NAMES
@@ -66,7 +66,7 @@ def test_pandas_takes_the_table(handed_over: list[Any]) -> None:
     assert str(frame.dtypes["at"]) == "datetime64[us, UTC]"
 
 
-def test_polars_takes_the_table(handed_over: list[Any]) -> None:
+def test_polars_takes_table(handed_over: list[Any]) -> None:
     frame = handed_over[1].sort("key")
     assert isinstance(frame, pl.DataFrame)
     assert frame.columns == NAMES
@@ -74,7 +74,7 @@ def test_polars_takes_the_table(handed_over: list[Any]) -> None:
     assert frame.schema["amount"] == pl.Decimal(10, 2)
 
 
-def test_duckdb_takes_the_table(handed_over: list[Any]) -> None:
+def test_duckdb_takes_table(handed_over: list[Any]) -> None:
     relation = handed_over[2].order("key")
     assert relation.columns == NAMES
     assert [list(row) for row in relation.fetchall()] == [ACME, INIT]

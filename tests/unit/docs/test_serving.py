@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "serving.md").read_text()
 
 
-def test_every_option_of_a_proxy_is_in_its_section() -> None:
+def test_every_option_of_proxy_is_in_its_section() -> None:
     parser = argparse.ArgumentParser()
     add_proxy_options(parser)
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]

@@ -21,7 +21,7 @@ HELP = dict(zip(*[iter(command_table().help_lines("state")[1:])] * 2, strict=Tru
 
 
 @pytest.mark.parametrize(("title", "syntax", "since", "complexity", "categories", "text"), SECTION.findall(PAGE))
-def test_a_section_has_the_facts_of_its_command_a_reply_and_an_example(
+def test_section_has_facts_of_its_command_reply_and_example(
     title: str, syntax: str, since: str, complexity: str, categories: str, text: str
 ) -> None:
     name = title.removeprefix("STATE ")
@@ -35,7 +35,7 @@ def test_a_section_has_the_facts_of_its_command_a_reply_and_an_example(
     assert title in example
 
 
-def test_every_subcommand_is_on_the_page() -> None:
+def test_every_subcommand_is_on_page() -> None:
     public = {title for title, *_ in SECTION.findall(PAGE)}
     internal = set(INTERNAL.findall(PAGE))
     assert public | internal == {f"STATE {name.decode().upper()}" for name in STATE.subcommands}

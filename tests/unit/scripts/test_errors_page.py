@@ -27,11 +27,11 @@ def is_on_the_page(text: str) -> bool:
     return any(re.search(f"(^|: ){pattern}$", text.strip(), re.DOTALL) for pattern in patterns)
 
 
-def test_the_page_is_that_of_the_sources() -> None:
+def test_page_is_that_of_sources() -> None:
     assert errors_page.page() == PAGE, "run `make errors`"
 
 
-def test_every_code_of_a_reply_is_on_the_page() -> None:
+def test_every_code_of_reply_is_on_page() -> None:
     codes = set(re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.MULTILINE))
     assert codes == set(ReplyError.by_code)
 
@@ -50,7 +50,7 @@ def raised(call: Callable[[], object], error: type[Exception]) -> str:
     return str(caught.value)
 
 
-def test_errors_that_a_program_raises_are_on_the_page(tmp_path: Path) -> None:
+def test_errors_that_program_raises_are_on_page(tmp_path: Path) -> None:
     long = Change("price", Op.PUT, b"market:price:" + 70_000 * b"x", value=b"1")
     with LogWriter(str(tmp_path), "market", [STATE]) as writer:
         texts = [
@@ -77,7 +77,7 @@ def test_errors_that_a_program_raises_are_on_the_page(tmp_path: Path) -> None:
     ],
     ids=lambda words: " ".join(words),
 )
-def test_errors_that_a_command_prints_are_on_the_page(
+def test_errors_that_command_prints_are_on_page(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARKIS_CONTROL_TOKEN", raising=False)
@@ -86,7 +86,7 @@ def test_errors_that_a_command_prints_are_on_the_page(
     assert lines and [line for line in lines if not is_on_the_page(line)] == []
 
 
-def test_a_text_that_no_source_has_is_not_on_the_page() -> None:
+def test_text_that_no_source_has_is_not_on_page() -> None:
     assert not is_on_the_page("sparkis serve: the moon is made of cheese")
 
 
@@ -111,5 +111,5 @@ def test_error_texts_are_found_in_every_form_of_code(source: str, found: list[st
     assert sorted(each.text for each in errors_page.texts_of("s", ast.parse(source))) == sorted(found)
 
 
-def test_the_page_of_symptoms_leads_to_the_page_of_errors() -> None:
+def test_page_of_symptoms_leads_to_page_of_errors() -> None:
     assert "(errors.md)" in TROUBLESHOOTING

@@ -22,12 +22,12 @@ def reasons(name: str, path: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("decorator", "is_counted"), [("@dataclass\n", True), ("@dataclass(frozen=True)\n", False)])
-def test_fields_of_a_dataclass_that_can_change_are_attributes(tmp_path: Path, decorator: str, is_counted: bool) -> None:
+def test_fields_of_dataclass_that_can_change_are_attributes(tmp_path: Path, decorator: str, is_counted: bool) -> None:
     expected = ["Wide: 26 attributes, and at most 25 are allowed"] if is_counted else []
     assert reasons("too_large", tmp_path / "wide.py", f"{decorator}class Wide:\n{FIELDS}") == expected
 
 
-def test_fields_methods_and_lines_of_a_compiled_class(tmp_path: Path) -> None:
+def test_fields_methods_and_lines_of_compiled_class(tmp_path: Path) -> None:
     fields = "".join(f"    cdef int first_{number}, second_{number}  # a pair\n" for number in range(13))
     (tmp_path / "wide.pxd").write_text(f"cdef class Wide:\n{fields}")
     methods = "".join(f"    cdef int method_{number}(self) except -1:\n        return 0\n\n" for number in range(41))

@@ -32,19 +32,19 @@ def test_every_link_of_every_page_leads_somewhere(tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "plots" / "reads.svg").exists()
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_navigation_has_every_page_once() -> None:
     assert sorted(listed(SITE["nav"])) == sorted(pages.page_of(source) for source, _ in pages.all_pages())
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
-def test_the_pages_about_the_code_name_files_that_are_there(page: str) -> None:
+def test_pages_about_code_name_files_that_are_there(page: str) -> None:
     named = set(re.findall(r"[`\"]([\w/]+\.pyx?)[`\"]", (ROOT / page).read_text()))
     there = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("[!.]*/**/*.py*")]
     assert len(named) > 20
     assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in there)] == []
 
 
-def test_the_page_about_state_files_names_modules_that_are_there() -> None:
+def test_page_about_state_files_names_modules_that_are_there() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", (ROOT / "docs" / "spark-state-files.md").read_text(), re.MULTILINE)
     named = re.findall(r"`([a-z_]+)`", " ".join(rows))
     assert len(named) > 10
@@ -70,12 +70,12 @@ def test_docstrings_of_packages_name_existing_modules(package: str) -> None:
     assert missing == []
 
 
-def test_the_site_and_the_package_name_the_same_addresses() -> None:
+def test_site_and_package_name_same_addresses() -> None:
     assert SITE["repo_url"] == PROJECT["urls"]["Repository"]
     assert SITE["site_url"] == PROJECT["urls"]["Documentation"]
 
 
-def test_the_page_about_the_api_has_every_public_name_once() -> None:
+def test_page_about_api_has_every_public_name_once() -> None:
     shown = re.findall(r"^::: sparkis\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert sorted(shown) == sorted(sparkis.__all__)
 
@@ -106,12 +106,12 @@ def test_links_work_from_folder_of_their_page(source: str, written: str, in_the_
         ("[a](#gone)", "docs/tls.md:1: docs/tls.md has no heading #gone"),
     ],
 )
-def test_a_link_that_leads_nowhere_is_named(written: str, said: str) -> None:
+def test_link_that_leads_nowhere_is_named(written: str, said: str) -> None:
     with pytest.raises(pages.LinkError, match=f"^{re.escape(said)}$"):
         pages.for_site("docs/tls.md", written, THERE)
 
 
-def test_links_of_a_built_site_are_followed(tmp_path: Path) -> None:
+def test_links_of_built_site_are_followed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "index.html").write_text('<a href="a/#here">x</a> <a href="a/#gone">x</a> <a href="/s/a/">x</a>')
     (tmp_path / "a" / "index.html").write_text('<p id="here"></p><img src="../no.png"> <a href="https://b/c">x</a>')

@@ -14,12 +14,12 @@ NOT_IN_TABLES = {"server-timeout", "serve", "linger"}  # of a proxy, in prose; o
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_tables_of_a_page_are_those_of_the_settings(name: str) -> None:
+def test_tables_of_page_are_those_of_settings(name: str) -> None:
     text = (settings_page.DOCS / name).read_text()
     assert settings_page.page(name, text) == text, "run `make settings`"
 
 
-def test_every_option_and_every_keyword_is_in_a_table() -> None:
+def test_every_option_and_every_keyword_is_in_table() -> None:
     text = "\n".join(made for tables in PAGES.values() for made in tables.values())
     shown = [row for row in TABLE if row.help is not None and row.option not in NOT_IN_TABLES]
     assert [row.option for row in shown if row.option and f"`--{row.option}" not in text] == []
@@ -33,6 +33,6 @@ def named(group: str, field: str, text: str) -> bool:
     return f"`{group}({field}=)`" in text or (field == "url" and f"`{group}(URL)`" in text)
 
 
-def test_a_page_without_the_place_of_a_table_is_an_error() -> None:
+def test_page_without_place_of_table_is_error() -> None:
     with pytest.raises(ValueError, match=re.escape("docs/tls.md has 0 places for the table tls")):
         settings_page.page("tls.md", "# TLS\n")

@@ -34,7 +34,7 @@ from tests.golden_checkpoints import NEWEST, unpack
         ),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistake_is_one_line(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(words)
     assert exit.value.code == 2
@@ -42,7 +42,7 @@ def test_a_mistake_is_one_line(words: list[str], error: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_command_ends_silently_when_its_reader_closes_the_pipe(tmp_path: Path, unbuffered: str) -> None:
+def test_command_ends_silently_when_its_reader_closes_pipe(tmp_path: Path, unbuffered: str) -> None:
     unpack(NEWEST, "hdfs-window", tmp_path)
     reading, writing = os.pipe()
     os.close(reading)

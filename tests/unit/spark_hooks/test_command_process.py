@@ -29,7 +29,7 @@ def run(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", PROGRAM, str(file)], capture_output=True, text=True, check=False)
 
 
-def test_noise_is_in_the_file_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_noise_goes_to_file_and_other_output_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "new" / "noise.log"
     for _ in range(2):  # the file begins anew
         assert run(file).stderr == "shown\nafter\n"
@@ -37,7 +37,7 @@ def test_noise_is_in_the_file_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_cannot_be_written_is_an_error() -> None:
+def test_file_that_cannot_be_written_is_error() -> None:
     assert "FileExistsError" in run(Path("/dev/null/noise.log")).stderr
 
 
@@ -54,6 +54,6 @@ print(end.is_set(), end.wait(), end.wait(0))
 """
 
 
-def test_many_signals_at_once_end_a_command_once() -> None:
+def test_many_signals_at_once_end_command_once() -> None:
     ended = subprocess.run([sys.executable, "-c", MANY_SIGNALS], capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("True True True\n", "", 0)

@@ -13,7 +13,7 @@ def points(path: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+),(-?[\d.]+)", path)]
 
 
-def test_a_line_goes_from_left_to_right_and_its_highest_value_is_at_the_top() -> None:
+def test_line_goes_from_left_to_right_and_its_highest_value_is_at_top() -> None:
     made = charts.graph([0, 10, 5])
     line = points(made.line)
     assert [x for x, _ in line] == [0, charts.WIDTH / 2, charts.WIDTH]
@@ -22,22 +22,22 @@ def test_a_line_goes_from_left_to_right_and_its_highest_value_is_at_the_top() ->
     assert (made.last, made.lowest, made.highest) == (5, 0, 10)
 
 
-def test_a_series_that_is_shorter_than_its_width_is_at_the_right() -> None:
+def test_series_that_is_shorter_than_its_width_is_at_right() -> None:
     line = points(charts.graph([1, 2], slots=5).line)
     assert [x for x, _ in line] == [charts.WIDTH * 3 / 4, charts.WIDTH]
 
 
-def test_a_gap_breaks_the_line() -> None:
+def test_missing_value_interrupts_line_of_graph() -> None:
     made = charts.graph([1, 2, None, 3, 4])
     assert made.line.count("M") == 2
     assert len(points(made.line)) == 4
 
 
-def test_a_single_value_is_a_dot() -> None:
+def test_single_value_is_dot() -> None:
     assert charts.graph([7]).line.endswith("h0.1")
 
 
-def test_a_series_without_values_has_no_line() -> None:
+def test_series_without_values_has_no_line() -> None:
     assert charts.graph([None, None]) == charts.Graph("", "", None, 0.0, 0.0)
     assert charts.graph([]).line == ""
 
@@ -67,6 +67,6 @@ def slots_in(path: str) -> set[int]:
         [],
     ],
 )
-def test_the_squares_of_a_range_are_its_slots(ranges: list[tuple[int, int]]) -> None:
+def test_squares_of_range_are_its_slots(ranges: list[tuple[int, int]]) -> None:
     expected = {slot for first, last in ranges for slot in range(first, last + 1)}
     assert slots_in(charts.slot_squares(ranges)) == expected

@@ -23,7 +23,7 @@ def allowed() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", sorted(allowed()))
-def test_a_command_of_the_page_changes_no_key_and_no_setting(name: str) -> None:
+def test_command_of_page_changes_no_key_and_no_setting(name: str) -> None:
     command = command_table().get(name.encode())
     assert command is not None
     assert "write" not in command.facts.flags
@@ -63,13 +63,13 @@ def test_any_other_command_is_refused_before_it_is_sent(words: tuple[str | bytes
             connection.pack_commands([("PING",), words])
 
 
-def test_commands_of_the_list_are_packed_as_they_are() -> None:
+def test_commands_of_list_are_packed_as_they_are() -> None:
     connection = client.PlainConnection(**ENDPOINT.connection_options(protocol=3))
     assert b"".join(connection.pack_command("client", "list")) == b"*2\r\n$6\r\nclient\r\n$4\r\nlist\r\n"
     assert b"".join(connection.pack_commands([("GETRANGE", b"\xff", 0, 9)])).startswith(b"*4\r\n$8\r\nGETRANGE\r\n")
 
 
-def test_a_url_has_a_user_a_password_and_tls() -> None:
+def test_url_has_user_password_and_tls() -> None:
     made = Endpoint.of_url("rediss://a%40b:p%2Fw@[::1]:7", {"ssl_ca_certs": "ca.pem"})
     assert (made.host, made.port, made.username, made.password) == ("::1", 7, "a@b", "p/w")
     assert made.connection_options(3)["ssl_ca_certs"] == "ca.pem"
@@ -92,7 +92,7 @@ def test_any_other_url_is_refused(url: str) -> None:
         ("redis://:x#planted@h:y", "redis://***@h:y"),
     ],
 )
-def test_error_about_a_url_hides_its_password(url: str, shown: str) -> None:
+def test_error_about_url_hides_its_password(url: str, shown: str) -> None:
     with pytest.raises(ValueError, match="is not a URL") as error:
         Endpoint.of_url(url)
     assert str(error.value).startswith(repr(shown))
@@ -104,7 +104,7 @@ def test_files_of_tls_have_no_use_without_tls() -> None:
         Endpoint.of_url("redis://h", {"ssl_ca_certs": "ca.pem"})
 
 
-def test_no_text_of_an_endpoint_has_its_password() -> None:
+def test_no_text_of_endpoint_has_its_password() -> None:
     assert "secret" not in repr(ENDPOINT) + ENDPOINT.url + repr(ENDPOINT.as_user("u", "secret"))
 
 
@@ -135,7 +135,7 @@ def test_errors_are_of_a_few_kinds(error: Exception, kind: type[Exception]) -> N
         ("", "no reply in time"),
     ],
 )
-def test_lost_endpoint_has_a_reason(text: str, reason: str) -> None:
+def test_lost_endpoint_has_reason(text: str, reason: str) -> None:
     found = str(client.error_of(redis.exceptions.ConnectionError(text), ENDPOINT))
     assert found.startswith(f"{ENDPOINT.url} does not answer: {reason}") and not found.endswith(".")
 
@@ -146,7 +146,7 @@ def test_refused_connection_is_reported_as_refused() -> None:
     assert str(client.error_of(error, ENDPOINT)) == f"{ENDPOINT.url} does not answer: connection refused"
 
 
-def test_a_redirect_names_the_node() -> None:
+def test_redirect_names_node() -> None:
     found = client.error_of(redis.exceptions.MovedError("5 other:99"), ENDPOINT)
     assert isinstance(found, client.RedirectError)
     assert (found.host, found.port) == ("other", 99)

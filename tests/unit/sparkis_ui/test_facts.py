@@ -39,11 +39,11 @@ def test_jobs_begin_with_those_to_look_at() -> None:
     assert [each.name for each in facts.jobs_of(rows)] == ["y", "z", "a", "b"]
 
 
-def test_rows_that_are_left_out_are_a_fact_of_the_job() -> None:
+def test_skipped_rows_are_fact_of_job() -> None:
     assert (job(skipped_rows=3).skipped_rows, job().skipped_rows) == (3, 0)
 
 
-def test_an_unknown_source_lag_is_not_zero() -> None:
+def test_unknown_source_lag_is_not_zero() -> None:
     known = job(source_lag_records=0, source_lag_age_ms=5)
     assert (known.source_lag_records, known.source_lag_age_ms) == (0, 5)
     assert job().source_lag_records is job(source_lag_records=None).source_lag_records is None
@@ -52,18 +52,18 @@ def test_an_unknown_source_lag_is_not_zero() -> None:
     assert job().record_delay_p50_ms is job(record_delay_p99_ms=None).record_delay_p99_ms is None
 
 
-def test_values_before_their_commit_are_a_fact_of_the_job() -> None:
+def test_uncommitted_values_are_fact_of_job() -> None:
     fresh = job(fresh_keys=3, fresh_age_ms=70, fresh_incomplete=1)
     assert (fresh.fresh_keys, fresh.fresh_age_ms, fresh.is_fresh_incomplete) == (3, 70, True)
     assert (job().fresh_keys, job().fresh_age_ms, job().is_fresh_incomplete) == (0, None, False)
 
 
-def test_an_older_server_leaves_facts_out() -> None:
+def test_older_server_leaves_facts_out() -> None:
     (made,) = facts.jobs_of([{b"name": b"j", b"a new field": 1}])
     assert (made.keys, made.age_ms, made.store_bytes, made.states) == (0, None, None, ())
 
 
-def test_a_reply_in_resp2_is_read_too() -> None:
+def test_reply_in_resp2_is_read_too() -> None:
     assert facts.fields_of([b"name", b"j", b"keys", 3]) == {"name": b"j", "keys": 3}
     assert facts.fields_of(None) == {}
 
@@ -74,7 +74,7 @@ def test_names_in_replies_have_no_invisible_characters() -> None:
     assert client == {"id": "1", "name": r"a\u202eb", "cmd": "get"}
 
 
-def test_info_is_a_map_of_its_lines() -> None:
+def test_info_is_map_of_its_lines() -> None:
     assert facts.info_of(b"# Server\r\nuptime_in_seconds:5\r\n\r\nkey:a:b\r\n") == {
         "uptime_in_seconds": "5",
         "key": "a:b",
@@ -86,7 +86,7 @@ def topology(*slots: str) -> bytes:
     return json.dumps({"nodes": nodes}).encode()
 
 
-def test_a_node_owns_the_slots_of_its_ranges() -> None:
+def test_node_owns_slots_of_its_ranges() -> None:
     first, second = facts.nodes_of(topology("0-100,200", ""))
     assert first.slots == ((0, 100), (200, 200))
     assert (first.slot_count, second.slot_count) == (102, 0)
@@ -102,7 +102,7 @@ def test_moves_are_ranges_whose_owner_is_another_one() -> None:
     assert facts.moves_of(facts.nodes_of(topology("5-6")), facts.nodes_of(topology("5"))) == [(6, 6, "h:1", "")]
 
 
-def test_the_slowest_request_is_first() -> None:
+def test_slowest_request_is_first() -> None:
     reply = [[1, 100, 20, [b"GET", b"a"]], [2, 101, 900, [b"SCAN", b"0"], b"1.2.3.4:5", b"app"]]
     slow = facts.slow_requests_of(reply)
     assert [(each.request, each.client, each.name) for each in slow] == [
@@ -111,7 +111,7 @@ def test_the_slowest_request_is_first() -> None:
     ]
 
 
-def test_the_command_that_took_most_time_is_first() -> None:
+def test_command_that_took_most_time_is_first() -> None:
     info = {
         "cmdstat_get": "calls=100,usec=100,usec_per_call=1.00,rejected_calls=1,failed_calls=2",
         "cmdstat_state|jobs": "calls=10,usec=500,usec_per_call=50.00",
@@ -137,7 +137,7 @@ def listing(at_s: float, *clients: tuple[int, str, int]) -> facts.Listing:
     return facts.Listing(facts.clients_of("\n".join(lines).encode()), at_s)
 
 
-def test_rates_of_users_are_the_differences_of_two_listings() -> None:
+def test_rates_of_users_are_differences_of_two_listings() -> None:
     before = listing(10.0, (1, "app", 100), (2, "app", 50), (3, "gone", 7), (4, "ops", 9))
     now = listing(12.0, (1, "app", 300), (2, "app", 50), (4, "ops", 9), (5, "new", 30))
     rates = {user.name: user.requests_per_s for user in facts.users_of(now, before)}
@@ -146,12 +146,12 @@ def test_rates_of_users_are_the_differences_of_two_listings() -> None:
     assert (app.input_per_s, app.output_per_s) == (1_000.0, 10_000.0)
 
 
-def test_the_clients_of_a_server_that_was_started_again_count_whole() -> None:
+def test_clients_of_server_that_was_started_again_count_whole() -> None:
     (app,) = facts.users_of(listing(12.0, (1, "app", 30)), listing(10.0, (1, "app", 100)))
     assert app.requests_per_s == 15.0
 
 
-def test_one_listing_and_a_server_that_does_not_count_give_no_rates() -> None:
+def test_one_listing_and_server_that_does_not_count_give_no_rates() -> None:
     (app,) = facts.users_of(listing(12.0, (1, "app", 30)))
     assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)
     old = facts.Listing(facts.clients_of(b"id=1 user=app cmd=get"), 10.0)
@@ -159,6 +159,6 @@ def test_one_listing_and_a_server_that_does_not_count_give_no_rates() -> None:
     assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)
 
 
-def test_rows_are_texts_but_for_the_key_to_which_a_page_has_a_link() -> None:
+def test_rows_are_texts_but_for_key_to_which_page_has_link() -> None:
     row = {b"rule": b"r", b"samples": [{b"key": b"a\xff", b"upstream": b"b\xff", b"epoch": 7}]}
     assert facts.rows_of([row]) == [{"rule": "r", "samples": [{"key": b"a\xff", "upstream": r"b\xff", "epoch": 7}]}]

@@ -39,7 +39,7 @@ def ask(kind: str, method: str, **headers: str) -> list[Message]:
 
 
 @pytest.mark.parametrize("host", ["localhost:7380", "127.0.0.1", "[::1]:7380", "LOCALHOST:1", "page.example:99"])
-def test_a_known_host_is_served(host: str) -> None:
+def test_known_host_is_served(host: str) -> None:
     start, body = ask("http", "GET", host=host)
     assert start["status"] == 200
     assert body["body"] == b"seen"
@@ -56,7 +56,7 @@ def test_another_host_is_refused(host: str) -> None:
     assert end["type"] == "websocket.close"
 
 
-def test_a_request_without_a_host_is_refused() -> None:
+def test_request_without_host_is_refused() -> None:
     assert ask("http", "GET")[0]["status"] == 403
 
 
@@ -76,7 +76,7 @@ def test_a_request_without_a_host_is_refused() -> None:
         ("DELETE", None, 403),
     ],
 )
-def test_a_form_comes_from_this_page_alone(method: str, origin: str | None, status: int) -> None:
+def test_form_comes_from_this_page_alone(method: str, origin: str | None, status: int) -> None:
     headers = {"host": "localhost:7380"} | ({} if origin is None else {"origin": origin})
     assert ask("http", method, **headers)[0]["status"] == status
 
@@ -90,7 +90,7 @@ def test_a_form_comes_from_this_page_alone(method: str, origin: str | None, stat
         (None, "websocket.close"),
     ],
 )
-def test_a_socket_comes_from_this_page_alone(origin: str | None, kind: str) -> None:
+def test_socket_comes_from_this_page_alone(origin: str | None, kind: str) -> None:
     headers = {"host": "localhost:7380"} | ({} if origin is None else {"origin": origin})
     assert ask("websocket", "", **headers)[0]["type"] == kind
 

@@ -15,19 +15,19 @@ def options(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_without_options_it_is_the_server_of_this_machine() -> None:
+def test_default_endpoint_is_server_of_this_machine() -> None:
     endpoint = serving.endpoint_of(options())
     assert (endpoint.url, endpoint.tls) == ("redis://127.0.0.1:7379", None)
 
 
-def test_files_of_tls_are_those_of_the_endpoint() -> None:
+def test_files_of_tls_are_those_of_endpoint() -> None:
     given = options(
         "--url", "rediss://h", "--tls-ca-cert-file", "ca.pem", "--tls-cert-file", "c", "--tls-key-file", "k"
     )
     assert serving.endpoint_of(given).tls == {"ssl_ca_certs": "ca.pem", "ssl_certfile": "c", "ssl_keyfile": "k"}
 
 
-def test_a_password_of_the_url_is_for_this_machine_only() -> None:
+def test_password_of_url_is_for_this_machine_only() -> None:
     assert serving.endpoint_of(options("--url", "redis://:secret@h")).password == "secret"
     with pytest.raises(ValueError, match="would sign in everybody") as raised:
         serving.endpoint_of(options("--url", "redis://:secret@h", "--bind", "0.0.0.0"))
@@ -51,7 +51,7 @@ def test_addresses_of_this_machine_are_known(address: str, is_local: bool) -> No
     assert serving.is_loopback(address) is is_local
 
 
-def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_may_be_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(client.PASSWORD_VARIABLE, "of the environment")
     assert serving.endpoint_of(options()).password == "of the environment"
     assert serving.endpoint_of(options("--url", "redis://:given@h")).password == "given"
@@ -59,10 +59,10 @@ def test_a_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -
         serving.endpoint_of(options("--bind", "0.0.0.0"))
 
 
-def test_browsers_may_ask_for_the_given_names_and_this_machine() -> None:
+def test_browsers_may_ask_for_given_names_and_this_machine() -> None:
     assert serving.names("10.0.0.1", ["page.example"]) == ["localhost", "127.0.0.1", "::1", "10.0.0.1", "page.example"]
 
 
-def test_both_files_of_a_certificate_are_needed() -> None:
+def test_both_files_of_certificate_are_needed() -> None:
     with pytest.raises(ValueError, match="belong together"):
         serving.serve(options("--page-cert-file", "page.pem"))

@@ -27,7 +27,7 @@ from sparkis_ui import text
         (1234.5, "1,234.5"),
     ],
 )
-def test_every_character_of_a_shown_value_is_visible(data: bytes | float | None, shown: str) -> None:
+def test_every_character_of_shown_value_is_visible(data: bytes | float | None, shown: str) -> None:
     assert text.shown(data) == shown
 
 
@@ -41,7 +41,7 @@ def test_long_value_is_cut_and_marked() -> None:
     ("value", "shown"),
     [(None, text.UNKNOWN), (0, "0"), (1234567, "1,234,567"), (2.5, "2.5"), (3.0, "3"), (1e300 + 0.5, f"{1e300:,.0f}")],
 )
-def test_numbers_have_separators_and_the_decimals_that_they_need(value: float | None, shown: str) -> None:
+def test_numbers_have_separators_and_decimals_that_they_need(value: float | None, shown: str) -> None:
     assert text.number(value) == shown
 
 
@@ -58,7 +58,7 @@ def test_numbers_have_separators_and_the_decimals_that_they_need(value: float | 
         (b"2013-04-02T23:00:00Z", "2013-04-02T23:00:00Z"),
     ],
 )
-def test_a_number_with_many_digits_is_rounded(data: bytes, shown: str) -> None:
+def test_number_with_many_digits_is_rounded(data: bytes, shown: str) -> None:
     assert text.rounded(data) == shown
 
 
@@ -98,7 +98,7 @@ def test_only_finite_numbers_have_graphs(data: bytes, number: float | None) -> N
 
 
 @pytest.mark.parametrize("key", [b"job:state:k", b"a b&c=d#e?f/%", b"\x00\xff\xfe", "größer".encode(), b"<script>"])
-def test_a_link_leads_back_to_the_same_bytes(key: bytes) -> None:
+def test_link_leads_back_to_same_bytes(key: bytes) -> None:
     path, _, query = text.link("/watch", key=[key, b"other"], pattern=b"", count=3).partition("?")
     found = text.Query(query.encode())
     assert path == "/watch"
@@ -119,7 +119,7 @@ def test_digits_that_are_not_hexadecimal_are_no_parameter() -> None:
     assert text.Query(b"key-hex=0g&key-hex=abc&key-hex=&key-hex=6a").all("key") == [b"j"]
 
 
-def test_a_parameter_that_is_no_number_has_its_default() -> None:
+def test_parameter_that_is_no_number_has_its_default() -> None:
     assert [text.Query(f"count={each}".encode()).integer("count", 7, 10) for each in ("x", "-1", "", "9" * 30)] == [
         7
     ] * 4
@@ -137,15 +137,15 @@ def test_a_parameter_that_is_no_number_has_its_default() -> None:
         ("", 0),
     ],
 )
-def test_an_offset_that_is_no_number_is_the_beginning(given: str, number: int) -> None:
+def test_offset_that_is_no_number_is_beginning(given: str, number: int) -> None:
     assert text.decimal(given) == number
 
 
-def test_the_text_of_a_parameter_can_be_written_into_a_page() -> None:
+def test_text_of_parameter_can_be_written_into_page() -> None:
     assert text.Query(b"job=%ff%C3%BC").text("job").encode().decode() == "\N{REPLACEMENT CHARACTER}ü"
 
 
-def test_a_url_has_a_limited_number_of_parameters() -> None:
+def test_url_has_limited_number_of_parameters() -> None:
     found = text.Query(b"&".join(b"key=%d" % number for number in range(text.PARAMETERS_MAX + 5)))
     assert found.all("key") == [b"%d" % number for number in range(text.PARAMETERS_MAX)]
 
@@ -155,7 +155,7 @@ KEYS = [b"job:state:k", b'it\'s "so" $HOME `x` \\', b"\x00\xff", b"', process.ex
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("kind", text.READS)
-def test_the_copied_line_of_a_shell_has_the_key_as_one_word(kind: str, key: bytes) -> None:
+def test_copied_line_of_shell_has_key_as_one_word(kind: str, key: bytes) -> None:
     line = text.code_of(kind, key, "redis://h:1")["redis-cli"]
     if line.count("$'\\x"):
         written = re.search(r"\$'((?:\\x[0-9a-f]{2})+)'", line)
@@ -166,7 +166,7 @@ def test_the_copied_line_of_a_shell_has_the_key_as_one_word(kind: str, key: byte
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_copied_line_of_python_is_one_call_with_the_key(key: bytes) -> None:
+def test_copied_line_of_python_is_one_call_with_key(key: bytes) -> None:
     tree = ast.parse(text.code_of("zset", key, "redis://h:1")["redis-py"], mode="eval").body
     assert isinstance(tree, ast.Call)
     found = ast.literal_eval(tree.args[0])
@@ -174,11 +174,11 @@ def test_the_copied_line_of_python_is_one_call_with_the_key(key: bytes) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_copied_line_of_javascript_has_the_key_as_a_literal(key: bytes) -> None:
+def test_copied_line_of_javascript_has_key_as_literal(key: bytes) -> None:
     line = text.code_of("string", key, "redis://h:1")["JavaScript"]
     literal = f"Buffer.from('{key.hex()}', 'hex')" if key == b"\x00\xff" else json.dumps(key.decode())
     assert f"client.get({literal})" in line
 
 
-def test_a_key_that_does_not_exist_has_no_line_of_code() -> None:
+def test_missing_key_has_no_line_of_code() -> None:
     assert text.code_of("none", b"k", "redis://h:1") == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkis_ui.watching import NUMBERS_MAX, POINTS, Watched
 
 
-def test_each_number_of_a_hash_has_a_series() -> None:
+def test_each_number_of_hash_has_series() -> None:
     watched = Watched(b"k")
     watched.take("hash", 2, [(b"temp", b"1.5"), (b"name", b"x")])
     watched.take("hash", 2, [(b"temp", b"2.5"), (b"name", b"y")])
@@ -14,14 +14,14 @@ def test_each_number_of_a_hash_has_a_series() -> None:
     assert watched.changes == 1
 
 
-def test_a_leaderboard_remembers_the_ranks_before() -> None:
+def test_leaderboard_remembers_ranks_before() -> None:
     watched = Watched(b"k")
     watched.take("zset", 2, [(b"ada", 9.0), (b"alan", 8.0)])
     watched.take("zset", 2, [(b"alan", 10.0), (b"ada", 9.0)])
     assert (watched.ranks_before[b"alan"], watched.ranks[b"alan"]) == (1, 0)
 
 
-def test_a_list_has_the_series_of_its_length() -> None:
+def test_list_has_series_of_its_length() -> None:
     watched = Watched(b"k")
     watched.take("list", 3, [(b"", b"x")])
     watched.take("list", 4, [(b"", b"y")])
@@ -36,7 +36,7 @@ def test_series_have_limits() -> None:
     assert {len(each) for each in watched.numbers.values()} == {POINTS}
 
 
-def test_a_value_that_could_be_read_ends_an_error() -> None:
+def test_read_value_clears_error() -> None:
     watched = Watched(b"k", error="LOADING")
     watched.take("none", 0, [])
     assert watched.error == ""

@@ -43,7 +43,7 @@ def name(path: Path) -> None:
 
 
 @on_linux
-def test_a_wait_ends_when_a_file_gets_its_name(tmp_path: Path):
+def test_wait_ends_when_file_gets_its_name(tmp_path: Path):
     name(tmp_path / "folder/0")
     watch = FolderWatch()
     watch.watch(str(tmp_path / "folder"))
@@ -55,7 +55,7 @@ def test_a_wait_ends_when_a_file_gets_its_name(tmp_path: Path):
 
 
 @on_linux
-def test_only_the_last_folder_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_last_folder_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for folder in ("one", "other"):
         name(tmp_path / folder / "0")
     watch = FolderWatch()
@@ -73,7 +73,7 @@ def test_only_the_last_folder_is_watched(tmp_path: Path, monkeypatch: pytest.Mon
 
 @on_linux
 @pytest.mark.parametrize("has_told", [True, False])
-def test_waits_are_short_after_a_file_without_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_told: bool):
+def test_waits_are_short_after_file_without_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_told: bool):
     name(tmp_path / "folder/0")
     watch = FolderWatch()
     watch.watch(str(tmp_path / "folder"))
@@ -89,7 +89,7 @@ def test_waits_are_short_after_a_file_without_an_event(tmp_path: Path, monkeypat
         pass
 
 
-def test_another_thread_ends_a_wait(tmp_path: Path):
+def test_another_thread_ends_wait(tmp_path: Path):
     watch = FolderWatch()
     watch.watch(str(tmp_path))
     with waiting(watch):
@@ -100,7 +100,7 @@ def test_another_thread_ends_a_wait(tmp_path: Path):
         pass
 
 
-def test_a_folder_that_is_missing_is_watched_once_it_is_there(tmp_path: Path):
+def test_missing_folder_is_watched_once_it_is_there(tmp_path: Path):
     watch = FolderWatch()
     watch.watch(str(tmp_path / "folder"))
     watch.wait(0.0)

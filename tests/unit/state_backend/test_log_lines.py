@@ -56,7 +56,7 @@ def log() -> Iterator[Log]:
     log.handler.close()
 
 
-def test_a_message_is_one_line_of_text_with_its_traceback(log: Log) -> None:
+def test_message_is_one_line_of_text_with_its_traceback(log: Log) -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:
@@ -68,7 +68,7 @@ def test_a_message_is_one_line_of_text_with_its_traceback(log: Log) -> None:
     assert line.endswith(r"ValueError: two\nlines")
 
 
-def test_a_message_is_one_json_object() -> None:
+def test_message_is_one_json_object() -> None:
     log = Log(JsonFormatter("sparkis.worker.1"))
     try:
         raise ValueError("two\nlines")
@@ -94,7 +94,7 @@ def test_repeated_lines_are_counted(log: Log) -> None:
     assert log.texts() == ["the storage of job does not respond"]
 
 
-def test_the_next_window_writes_the_count_of_the_one_before(log: Log) -> None:
+def test_next_window_writes_count_of_one_before(log: Log) -> None:
     for _ in range(3):
         log.logger.warning("a")
     log.now_s += 2 * WINDOW_S
@@ -102,7 +102,7 @@ def test_the_next_window_writes_the_count_of_the_one_before(log: Log) -> None:
     assert log.texts() == ["a", "a (repeated 2 times in 20 s)", "a"]
 
 
-def test_other_lines_of_a_message_are_counted_after_some(log: Log) -> None:
+def test_other_lines_of_message_are_counted_after_some(log: Log) -> None:
     for number in range(LINES_MAX + 5):
         log.logger.info("closed %d", number)
     log.logger.info("another message")
@@ -111,7 +111,7 @@ def test_other_lines_of_a_message_are_counted_after_some(log: Log) -> None:
     assert log.texts() == [f"closed {LINES_MAX + 4} (repeated 5 times in 0 s)"]
 
 
-def test_a_count_is_a_field_of_json() -> None:
+def test_count_is_field_of_json() -> None:
     log = Log(JsonFormatter())
     for _ in range(3):
         log.logger.info("a")
@@ -148,7 +148,7 @@ def test_levels_are_those_of_all_parts_and_of_some() -> None:
             parse_levels(wrong)
 
 
-def test_the_parts_are_those_that_log() -> None:
+def test_parts_are_those_that_log() -> None:
     listed = subprocess.run(
         [
             "git",

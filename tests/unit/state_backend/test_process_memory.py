@@ -25,7 +25,7 @@ print(resident_bytes() - before)
 
 
 @pytest.mark.parametrize("is_retained", [False, True])
-def test_freed_memory_stays_only_if_the_process_asks_for_it(is_retained: bool) -> None:
+def test_freed_memory_stays_only_if_process_asks_for_it(is_retained: bool) -> None:
     program = PROGRAM.format(first="retain_free_memory()" if is_retained else "")
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     freed, released = map(int, found.stdout.split())

@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_the_bar_and_its_line_is_empty_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_bar_and_its_line_is_empty_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with ProgressBar("partitions") as progress:
@@ -25,7 +25,7 @@ def test_a_terminal_shows_the_bar_and_its_line_is_empty_at_the_end(monkeypatch: 
     assert terminal.getvalue() == f"\r{quarter} \r[{'#' * WIDTH}] 4 of 4 partitions \r\033[K"
 
 
-def test_nothing_but_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_terminal_shows_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr("sys.stderr", file)
     with ProgressBar("partitions") as progress:

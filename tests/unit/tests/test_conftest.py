@@ -36,30 +36,30 @@ def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     "test", [BY_A_MARK, *(pytest.param(each, marks=pytest.mark.slow) for each in (BY_A_CALL, BY_THE_MODULE))]
 )
-def test_a_skip_fails_the_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
+def test_skip_fails_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
     done = run(tmp_path, test, is_ci=True)
     assert done.returncode == 1
     assert "test_some.py" in done.stdout and "why not" in done.stdout
 
 
-def test_a_skip_that_a_mark_expects_does_not_fail_the_run_on_ci(tmp_path: Path) -> None:
+def test_skip_that_mark_expects_does_not_fail_run_on_ci(tmp_path: Path) -> None:
     done = run(tmp_path, EXPECTED.format(condition=True, text="assert False"), is_ci=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout
 
 
-def test_a_test_whose_mark_expects_no_skip_here_is_run(tmp_path: Path) -> None:
+def test_test_whose_mark_expects_no_skip_here_is_run(tmp_path: Path) -> None:
     assert run(tmp_path, EXPECTED.format(condition=False, text="assert False"), is_ci=True).returncode == 1
 
 
-def test_a_skip_elsewhere_does_not(tmp_path: Path) -> None:
+def test_skip_outside_of_ci_does_not_fail_run(tmp_path: Path) -> None:
     assert run(tmp_path, BY_A_MARK, is_ci=False).returncode == 0
 
 
-def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+def test_expected_failure_is_no_skip(tmp_path: Path) -> None:
     assert run(tmp_path, NOTHING, is_ci=True).returncode == 0
 
 
-def test_nothing_is_printed_after_the_result(tmp_path: Path) -> None:
+def test_nothing_is_printed_after_result(tmp_path: Path) -> None:
     done = run(tmp_path, WITH_A_BINDING, is_ci=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("1 passed")

@@ -45,19 +45,19 @@ def test_files_that_pass_are_run_each_in_one_process(tmp_path: Path) -> None:
     assert (tmp_path / "ended").read_text().split() == ["session"] * 5  # each file has such a fixture of its own
 
 
-def test_a_failure_is_shown_with_its_output(tmp_path: Path) -> None:
+def test_failure_is_shown_with_its_output(tmp_path: Path) -> None:
     done = run(tmp_path, fails=FAILS, passes=PASSES)
     assert done.returncode == 1 and "1 failed, 20 passed" in done.stdout
     assert "said test_one0" in done.stdout and "assert 'left' == 'right'" in done.stdout
 
 
-def test_a_process_that_ends_fails_its_test_and_the_others_are_run(tmp_path: Path) -> None:
+def test_process_that_ends_fails_its_test_and_others_are_run(tmp_path: Path) -> None:
     done = run(tmp_path, ends=ENDS, passes=PASSES)
     assert done.returncode == 1 and "1 failed, 22 passed" in done.stdout
     assert "the process ended within this test, with exit code 7" in done.stdout and "ends.py::test_two" in done.stdout
 
 
-def test_no_file_begins_after_a_failure_with_exitfirst(tmp_path: Path) -> None:
+def test_no_file_begins_after_failure_with_exitfirst(tmp_path: Path) -> None:
     slow = "import time\ndef test_one(): time.sleep(1)\n"
     done = run(tmp_path, "-x", fails=FAILS, **{f"slow{at}": slow for at in range(20)})
     assert done.returncode != 0 and "1 failed" in done.stdout and "20 passed" not in done.stdout
@@ -70,7 +70,7 @@ def test_options_have_same_effect_as_in_one_process(tmp_path: Path, option: str)
     assert "20 tests collected" in done.stdout if option == "--collect-only" else "slowest 2 durations" in done.stdout
 
 
-def test_the_files_that_took_longest_begin_first(tmp_path: Path) -> None:
+def test_files_that_took_longest_begin_first(tmp_path: Path) -> None:
     said = "import time\ndef test_one():\n    open('order', 'a').write('{name} ')\n    time.sleep(0.2)\n"
     files = {name: said.format(name=name) for name in "abc"}
     assert run(tmp_path, **files).returncode == 0

@@ -26,7 +26,7 @@ def judged(*answers: list[Value], is_one_epoch: bool = True) -> dict[str, int]:
     return dict(judge.begin(2.0).wrong)
 
 
-def test_both_keys_of_a_group_are_in_one_slot() -> None:
+def test_both_keys_of_group_are_in_one_slot() -> None:
     assert all(slot_of(key(group, "a")) == slot_of(key(group, "b")) for group in range(GROUPS))
 
 
@@ -44,11 +44,11 @@ def test_answers_whose_epochs_grow_or_stay_are_right() -> None:
         ([[1, b"x"]], "foreign"),
     ],
 )
-def test_a_wrong_answer_is_counted_under_its_name(answers: list[list[Value]], wrong: str) -> None:
+def test_wrong_answer_is_counted_under_its_name(answers: list[list[Value]], wrong: str) -> None:
     assert judged(*answers) == {wrong: 1}
 
 
-def test_the_longest_time_without_an_answer_is_that_of_the_key_that_waited_longest() -> None:
+def test_longest_time_without_answer_is_that_of_key_that_waited_longest() -> None:
     judge, seen = Judge(0.0), ReaderPosition()
     for group in range(GROUPS):
         judge.record_reply(group, read_pairs(1, 1, group=group), seen, 1.0)
@@ -58,24 +58,24 @@ def test_the_longest_time_without_an_answer_is_that_of_the_key_that_waited_longe
     assert judge.begin(4.0).longest_s == 3.0
 
 
-def test_a_key_that_is_not_answered_any_more_has_waited_until_the_end() -> None:
+def test_key_that_is_not_answered_any_more_has_waited_until_end() -> None:
     judge = Judge(0.0)
     assert judge.begin(5.0).longest_s == 5.0
 
 
-def test_a_connection_that_is_new_may_see_an_older_epoch() -> None:
+def test_new_connection_may_see_older_epoch() -> None:
     judge = Judge(0.0)
     judge.record_reply(1, read_pairs(2, 2), ReaderPosition(), 1.0)
     judge.record_reply(1, read_pairs(1, 1), ReaderPosition(), 1.0)
     assert not judge.begin(2.0).wrong
 
 
-def test_keys_of_several_slots_may_have_several_epochs_outside_of_a_transaction() -> None:
+def test_keys_of_several_slots_may_have_several_epochs_outside_of_transaction() -> None:
     assert judged([1, 2], is_one_epoch=False) == {}
     assert judged([2, 2], [1, 3], is_one_epoch=False) == {"backward": 1}
 
 
-def test_a_connection_goes_back_once_when_that_is_allowed() -> None:
+def test_connection_may_go_back_once_if_allowed() -> None:
     judge, seen = Judge(0.0), ReaderPosition()
     judge.record_reply(1, read_pairs(4, 4), seen, 1.0)
     judge.allow_step_back()

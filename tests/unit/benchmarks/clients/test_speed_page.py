@@ -33,7 +33,7 @@ def test_page_has_current_results() -> None:
     assert speed_page.text_of(written, load()) == written, "run: python -m benchmarks page"
 
 
-def test_each_client_has_its_lowest_ratio_at_a_place_and_a_cell_for_each_workload() -> None:
+def test_each_client_has_its_lowest_ratio_at_place_and_cell_for_each_workload() -> None:
     lines = speed_page.tables([FAST, SLOW, OF_ANOTHER]).splitlines()
     assert "| go-redis 9.1 | 0.40 ✗: SET |  |  |  |" in lines
     assert "| redis-rs 1.8 |  |  |  | 2.00: GET |" in lines
@@ -41,5 +41,5 @@ def test_each_client_has_its_lowest_ratio_at_a_place_and_a_cell_for_each_workloa
     assert "| redis-rs |  |  |" in lines
 
 
-def test_each_program_names_the_version_of_its_client() -> None:
+def test_each_program_names_version_of_its_client() -> None:
     assert all(each.version()[0].isdigit() for each in PROGRAMS)

@@ -16,7 +16,7 @@ def refused(client: Client, **steps: str) -> str:
     return page.refusals([(client, Result(client.name, [At("server", "server", found, found)]))], FORMER)
 
 
-def test_each_different_result_of_a_refused_write_is_shown_once_with_the_clients_version() -> None:
+def test_each_different_result_of_refused_write_is_shown_once_with_clients_version() -> None:
     table = refused(
         REDIS_PY, RESP2_a_refused_write="READONLY", RESP3_a_refused_write="READONLY", RESP3_a_read_after_it="'7'"
     )
@@ -27,5 +27,5 @@ def test_rows_of_clients_that_were_not_run_stay() -> None:
     assert "| ioredis 1.0.0 | `old` | · | `7` |\n" in refused(REDIS_PY, a_refused_write="READONLY")
 
 
-def test_a_client_that_does_not_write_at_a_server_has_no_row() -> None:
+def test_client_that_cannot_write_has_no_row() -> None:
     assert "redis-py" not in refused(REDIS_PY, GET="'7'")

@@ -15,12 +15,12 @@ def at(expected: dict[str, str]) -> At:
     return At("server", "server", expected, expected)
 
 
-def test_a_program_with_different_results_proves_something() -> None:
+def test_different_results_prove_difference() -> None:
     assert not at(STEPS).proves_nothing
 
 
 @pytest.mark.parametrize("expected", [{}, STEPS | {END: "exit code 1"}, REFUSED, REFUSED | {"the start": "ready"}])
-def test_program_that_fails_at_real_server_proves_nothing_though_both_are_same(
+def test_program_failing_at_redis_proves_nothing(
     expected: dict[str, str],
 ) -> None:
     assert not at(expected).different

@@ -37,6 +37,6 @@ def test_answered_program_goes_on() -> None:
     assert run([sys.executable, "-c", WAITS], Place())["after"] == "it"
 
 
-def test_program_that_ends_before_its_answer_has_a_result(tmp_path: Path) -> None:
+def test_program_that_ends_before_its_answer_has_result(tmp_path: Path) -> None:
     left = tmp_path / "left"
     assert run([sys.executable, "-c", LEAVES, str(left)], Place(left))[END] == "exit code 3"

@@ -56,18 +56,18 @@ def test_undefined_order_of_redis_is_no_difference(line: bytes, theirs: bytes, o
 
 
 @pytest.mark.parametrize(("line", "theirs", "ours"), DIFFERENT)
-def test_anything_else_is_not(line: bytes, theirs: bytes, ours: bytes) -> None:
+def test_other_differences_are_wrong(line: bytes, theirs: bytes, ours: bytes) -> None:
     assert not judge().is_same(line.split(), reply(theirs), reply(ours))
 
 
-def test_a_deviation_explains_the_answers_of_its_command_alone() -> None:
+def test_deviation_explains_answers_of_its_command_alone() -> None:
     one = judge(ReplyDeviation("get", ["GET"], "-ERR .*", r"\$-1", "a reason"))
     assert one.is_same([b"GET", b"a"], reply(b"-ERR no\r\n"), reply(b"$-1\r\n"))
     assert not one.is_same([b"GET", b"a"], reply(b"$-1\r\n"), reply(b"-ERR no\r\n"))
     assert not one.is_same([b"HGET", b"a"], reply(b"-ERR no\r\n"), reply(b"$-1\r\n"))
 
 
-def test_a_missing_answer_is_a_difference() -> None:
+def test_missing_answer_is_difference() -> None:
     replies = replies_in(b"+a\r\n+b\r\n")
     assert judge().differences([[b"PING"], [b"PING"]], replies, replies) == []
     assert len(judge().differences([[b"PING"], [b"PING"]], replies, replies[:1])) == 1
@@ -79,13 +79,13 @@ def test_setting_may_differ_if_deviations_list_it() -> None:
     assert judge(config_values={"port": "its own"}).is_same([b"CONFIG", b"GET", b"port"], theirs, ours)
 
 
-def test_names_without_a_line_and_lines_without_a_name_are_found() -> None:
+def test_names_without_line_and_lines_without_name_are_found() -> None:
     assert mismatches({"a*": "", "b": ""}, ["ab", "b"]) == []
     assert mismatches({"a*": ""}, ["b"]) == ["b: explained by no line", "the line 'a*' is not needed"]
     assert mismatches({"a*": "", "*b": ""}, ["ab"]) == ["ab: explained by ['a*', '*b']"]
 
 
-def test_every_deviation_has_a_reason() -> None:
+def test_every_deviation_has_reason() -> None:
     deviations = Deviations.load()
     tables = [table for table in vars(deviations).values() if isinstance(table, dict)]
     reasons = [each.reason for each in (*deviations.reply_deviations, *deviations.bytes_deviations)]

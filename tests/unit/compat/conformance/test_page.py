@@ -14,13 +14,13 @@ from compat.conformance.transcripts import Replay
 PAGE = Path(__file__).parents[4] / "docs" / "clients.md"
 
 
-def test_the_first_difference_is_shown_with_its_place() -> None:
+def test_first_difference_is_shown_with_its_place() -> None:
     problem = difference({"a": [1, 2], "b": 1}, {"a": [1, 3], "b": 2})
     assert problem.splitlines() == ["at /a/1", "    the real server: 2", "    ours:            3"]
     assert difference([1], [1, 2]).startswith("at /\n")
 
 
-def test_a_client_has_no_such_thing_only_if_no_variant_has() -> None:
+def test_feature_is_missing_only_if_no_variant_of_client_has_it() -> None:
     assert is_unsupported("not supported")
     assert is_unsupported([["RESP2", "not supported"], ["RESP3", "not supported"]])
     assert not is_unsupported([["RESP2", "not supported"], ["RESP3", 1]])
@@ -48,7 +48,7 @@ def test_cells_stand_in_rows_of_features_and_columns_of_clients() -> None:
     assert "| Jedis 8 | a look-up | server ✓, proxy ✗ |" in text
 
 
-def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
+def test_tables_are_put_between_marks_of_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     put_into(page, "new\n")
@@ -58,7 +58,7 @@ def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
         put_into(page, "new\n")
 
 
-def test_the_page_has_the_tables_and_no_failed_cell() -> None:
+def test_page_has_tables_and_no_failed_cell() -> None:
     _, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     shown, end, _ = rest.partition(END)
     assert end
@@ -66,7 +66,7 @@ def test_the_page_has_the_tables_and_no_failed_cell() -> None:
     assert "✗" not in shown
 
 
-def test_of_each_kind_one_key_is_the_largest_so_that_every_client_names_the_same() -> None:
+def test_one_key_of_each_kind_is_largest() -> None:
     data = standard()
     for kind in (data.strings, data.hashes, data.lists, data.sets, data.sorted_sets):
         second, first = sorted(map(len, kind.values()))[-2:]

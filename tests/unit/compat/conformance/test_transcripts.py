@@ -16,7 +16,7 @@ def test_each_transcript_can_be_read(path: Path) -> None:
     assert transcript.client and transcript.what and transcript.writes
 
 
-def test_lines_up_to_an_empty_one_are_one_write(tmp_path: Path) -> None:
+def test_lines_up_to_empty_one_are_one_write(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_text('client: A\nwhat: b\non: server\n\nPING => any\nGET "a b" => nil\n\n@2 PING => text PONG\n')
     transcript = load(path)
@@ -36,7 +36,7 @@ def test_lines_up_to_an_empty_one_are_one_write(tmp_path: Path) -> None:
         "client: A\nwhat: b\non: server\n\nPING => \n",
     ],
 )
-def test_a_transcript_that_lacks_something_is_refused(tmp_path: Path, text: str) -> None:
+def test_transcript_that_lacks_something_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "one.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"one\.txt"):
@@ -74,15 +74,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("raw", "check"), RIGHT)
-def test_a_reply_that_a_client_can_use_is_right(raw: bytes, check: str) -> None:
+def test_reply_that_client_can_use_is_right(raw: bytes, check: str) -> None:
     assert is_right(replies_in(raw)[0], check.split())
 
 
 @pytest.mark.parametrize(("raw", "check"), WRONG)
-def test_a_reply_that_a_client_cannot_use_is_wrong(raw: bytes, check: str) -> None:
+def test_reply_that_client_cannot_use_is_wrong(raw: bytes, check: str) -> None:
     assert not is_right(replies_in(raw)[0], check.split())
 
 
-def test_a_check_that_does_not_exist_is_an_error() -> None:
+def test_missing_check_is_error() -> None:
     with pytest.raises(ValueError, match="no check 'nope'"):
         is_right(replies_in(b"+OK\r\n")[0], ["nope"])

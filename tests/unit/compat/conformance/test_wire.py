@@ -28,7 +28,7 @@ PLAIN: list[tuple[bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("data", "plain"), PLAIN)
-def test_a_reply_is_read(data: bytes, plain: Any) -> None:
+def test_reply_is_read(data: bytes, plain: Any) -> None:
     (reply,) = replies_in(data)
     assert (reply.plain, reply.raw, reply.type) == (plain, data, chr(data[0]))
 
@@ -38,17 +38,17 @@ def test_replies_are_read_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("data", [data for data, _ in PLAIN])
-def test_a_part_of_a_reply_is_none(data: bytes) -> None:
+def test_part_of_reply_is_none(data: bytes) -> None:
     for end in range(1, len(data)):
         with pytest.raises(NotAReplyError):
             replies_in(data[:end])
 
 
-def test_bytes_that_are_no_reply_are_an_error() -> None:
+def test_bytes_that_are_no_reply_are_error() -> None:
     with pytest.raises(NotAReplyError):
         replies_in(b"HTTP/1.1 400\r\n")
 
 
-def test_a_request_is_an_array_of_bulk_strings() -> None:
+def test_request_is_array_of_bulk_strings() -> None:
     assert request("GET", b"\xff", 7) == b"*3\r\n$3\r\nGET\r\n$1\r\n\xff\r\n$1\r\n7\r\n"
     assert requests([[b"A"], [b"B"]]) == request("A") + request("B")

@@ -16,9 +16,9 @@ found: compat/fuzz/found/one
 
 
 @pytest.mark.parametrize(("pulse", "growth"), [("", 30), ("#1000	pulse  cov: 120 exec/s: 20 rss: 285Mb", 5)])
-def test_growth_is_that_of_the_second_half_of_the_inputs(pulse: str, growth: int) -> None:
+def test_growth_is_that_of_second_half_of_inputs(pulse: str, growth: int) -> None:
     assert growth_and_end(OUTPUT.format(pulse=pulse)) == (growth, 290)
 
 
-def test_a_process_without_progress_has_not_grown() -> None:
+def test_process_without_progress_has_not_grown() -> None:
     assert growth_and_end("it did not start") == (0, 0)

@@ -15,14 +15,14 @@ from state_backend.lmdb.store import LmdbStore
 pytestmark = pytest.mark.compiled
 
 
-def test_every_served_command_is_sent_or_left_out_for_a_reason() -> None:
+def test_every_served_command_is_sent_or_left_out_for_reason() -> None:
     table = command_table()
     served = {name for name in names_of_commands() if (found := table.get(name.encode())) and found.handler is not None}
     assert served - names() == LEFT_OUT.keys()
     assert not names() & LEFT_OUT.keys()
 
 
-def test_a_seed_makes_the_same_case_again() -> None:
+def test_seed_makes_same_case_again() -> None:
     assert paths.case_of(7) == paths.case_of(7)
     assert paths.case_of(7) != paths.case_of(8)
 
@@ -55,7 +55,7 @@ def test_difference_is_shown_shortest(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("needed", [{3}, {0, 19}, {7, 8, 13}])
-def test_shortest_case_has_only_the_steps_that_differ(needed: set[int]) -> None:
+def test_shortest_case_has_only_steps_that_differ(needed: set[int]) -> None:
     steps: list[Any] = [[b"%d" % number] for number in range(20)]
     case = paths.Case(None, [], None, paths.Epoch(1), steps)
     found = paths.shortest(case, lambda each: needed <= {int(words[0]) for words in each.steps if words})  # type: ignore[arg-type]

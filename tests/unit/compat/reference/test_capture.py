@@ -31,38 +31,38 @@ ENTRY: Entry = {
 }
 
 
-def test_the_shipped_table_is_the_reference() -> None:
+def test_shipped_table_is_reference() -> None:
     assert SHIPPED.read_text(encoding="utf-8") == render_shipped(load(REFERENCE))
 
 
-def test_the_reference_is_written_in_its_one_form() -> None:
+def test_reference_is_written_in_its_one_form() -> None:
     assert REFERENCE.read_text(encoding="utf-8") == render_reference(load(REFERENCE))
 
 
-def test_an_addition_replaces_whole_fields_and_takes_away_those_that_are_null() -> None:
+def test_addition_replaces_whole_fields_and_takes_away_those_that_are_null() -> None:
     table: Table = {"get": {**ENTRY, "complexity": "O(1)"}}
     merged = merge(table, {"get": {"flags": ["fast"], "complexity": None}})
     assert merged["get"] == {**ENTRY, "flags": ["fast"]}
     assert table["get"] == {**ENTRY, "complexity": "O(1)"}
 
 
-def test_an_addition_may_be_a_command_or_a_subcommand() -> None:
+def test_addition_may_be_command_or_subcommand() -> None:
     merged = merge({"client": ENTRY}, {"new": ENTRY, "client|new": ENTRY})
     assert merged["new"] == ENTRY
     assert merged["client"]["subcommands"] == {"client|new": ENTRY}
 
 
-def test_a_new_command_without_its_facts_is_refused() -> None:
+def test_new_command_without_its_facts_is_refused() -> None:
     with pytest.raises(BadAdditionError, match="lacks"):
         merge({}, {"new": {"arity": 2}})
 
 
-def test_a_subcommand_of_nothing_is_refused() -> None:
+def test_subcommand_of_nothing_is_refused() -> None:
     with pytest.raises(BadAdditionError, match="there is no command nope"):
         merge({}, {"nope|new": ENTRY})
 
 
-def test_every_argument_that_is_no_group_gets_a_display_text() -> None:
+def test_every_argument_that_is_no_group_gets_display_text() -> None:
     arguments = [
         {"name": "key", "type": "key"},
         {"name": "given", "type": "string", "display_text": "as given"},

@@ -20,37 +20,37 @@ def test_checks_differ_by_their_outcome_or_if_one_address_lacks_them() -> None:
     assert RESULT.different == ["--rdb", "keys", "more"]
 
 
-def test_a_check_that_fails_at_redis_alone_is_broken() -> None:
+def test_check_that_fails_at_redis_alone_is_broken() -> None:
     assert Result("RQ", {"a": {"error": "no worker"}, "b": 1}, {"a": {"error": "no worker"}, "b": 1}).broken == ["a"]
 
 
-def test_a_limit_covers_its_program_s_checks_only() -> None:
+def test_limit_covers_its_programs_checks_only() -> None:
     assert RESULT.unexplained([RDB]) == ["keys", "more"]
     assert RESULT.unexplained([Limit("RQ", ("*",), "another program")]) == RESULT.different
 
 
-def test_a_limit_without_a_difference_is_not_needed() -> None:
+def test_limit_without_difference_is_not_needed() -> None:
     assert RESULT.unneeded([RDB, Limit("redis-cli", ("get", "keys"), "one of two")]) == ["get"]
     assert RESULT.unneeded([Limit("RQ", ("*",), "another program")]) == []
 
 
-def test_a_test_that_fails_at_redis_alone_is_not_compared() -> None:
+def test_test_that_fails_at_redis_alone_is_not_compared() -> None:
     result = Result("suite", {"new": "failed", "get": "passed"}, {"new": "passed", "get": "failed"})
     assert result.compared == result.different == ["get"]
 
 
-def test_each_limit_names_a_program() -> None:
+def test_each_limit_names_program() -> None:
     assert {each.program for each in limits()} <= {each.name for each in PROGRAMS}
 
 
-def test_a_limit_with_a_wrong_field_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_limit_with_wrong_field_is_error_that_names_file(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(LIMITS.read_text().replace("reason =", "because =", 1))
     with pytest.raises(ValueError, match=r"limits\.toml: a limit has program, checks and reason"):
         limits(path)
 
 
-def test_the_tables_show_how_many_checks_are_the_same() -> None:
+def test_tables_count_equal_checks() -> None:
     cli, pipe = PROGRAMS[:2]
     alike = Result(pipe.name, {"a": 1}, {"a": 1})
     text = tables([(pipe, alike), (cli, RESULT)], [RDB])
@@ -68,7 +68,7 @@ def test_rows_of_programs_that_were_not_run_stay() -> None:
     assert "`--r*`" not in text
 
 
-def test_a_test_that_fails_at_its_end_has_failed_and_one_that_is_skipped_counts_nothing() -> None:
+def test_failure_at_end_fails_mocha_test_and_skipped_one_is_not_counted() -> None:
     cases = '<testcase classname="a.B" name="one"/><testcase classname="a.B" name="two"><error/></testcase>'
     cases += '<testcase classname="a" name="three"><skipped/></testcase>'
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"

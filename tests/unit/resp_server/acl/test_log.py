@@ -21,7 +21,7 @@ def deny(log: DenialLog, now_ms: int = NOW_MS, **other: Any) -> None:
     ("reason", "text"),
     [(Reason.COMMAND, "command"), (Reason.KEY, "key"), (Reason.AUTH, "auth"), (Reason.CHANNEL, "channel")],
 )
-def test_an_entry_has_all_that_is_known_of_the_denial(reason: Reason, text: str) -> None:
+def test_entry_has_all_that_is_known_of_denial(reason: Reason, text: str) -> None:
     log = DenialLog()
     deny(log, reason=reason, is_queued=True, object_name=b"\xff" * 2000, user=b"\xfe" * 2000)
     assert log.to_json() == [
@@ -39,7 +39,7 @@ def test_an_entry_has_all_that_is_known_of_the_denial(reason: Reason, text: str)
     ]
 
 
-def test_an_equal_denial_within_a_minute_is_counted_and_comes_first_again() -> None:
+def test_equal_denial_within_a_minute_is_counted_and_comes_first_again() -> None:
     log = DenialLog()
     deny(log)
     deny(log, object_name=b"mget")
@@ -70,7 +70,7 @@ def test_another_denial_is_another_entry(other: dict[str, Any]) -> None:
     assert [(each.entry_id, each.count) for each in log.entries] == [(2, 1), (1, 1), (0, 1)]
 
 
-def test_only_the_newest_entries_are_compared() -> None:
+def test_only_newest_entries_are_compared() -> None:
     log = DenialLog()
     for number in range(GROUPED_ENTRIES_MAX + 1):
         deny(log, object_name=b"%d" % number)
@@ -80,7 +80,7 @@ def test_only_the_newest_entries_are_compared() -> None:
     assert [each.count for each in log.entries if each.object == "0"] == [1, 1]
 
 
-def test_the_oldest_entries_are_removed_above_the_limit_and_all_by_a_reset() -> None:
+def test_oldest_entries_are_removed_above_limit_and_all_by_reset() -> None:
     log = DenialLog()
     for number in range(4):
         deny(log, object_name=b"%d" % number, entries_max=2)

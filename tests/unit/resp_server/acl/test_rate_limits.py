@@ -28,7 +28,7 @@ def test_limits_are_parsed(text: str, limit: RateLimit) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "u", "u=", "=5", "5", "u=5,", "u=,", "=,5"])
-def test_a_text_without_user_or_rate_is_not_a_limit(text: str) -> None:
+def test_text_without_user_or_rate_is_not_limit(text: str) -> None:
     with pytest.raises(ValueError, match=f"^'{text}' is not a limit: write USER=COMMANDS, USER=COMMANDS,BYTES or "):
         RateLimit.parse(text)
 
@@ -45,18 +45,18 @@ def test_a_text_without_user_or_rate_is_not_a_limit(text: str) -> None:
         ("u=٣", "٣"),  # a digit, but not one of ASCII
     ],
 )
-def test_a_rate_that_is_not_a_whole_number_above_0_is_named(text: str, rate: str) -> None:
+def test_rate_that_is_not_whole_number_above_0_is_named(text: str, rate: str) -> None:
     with pytest.raises(ValueError, match=f"^'{rate}' in the limit '{text}' is not a whole number above 0$"):
         RateLimit.parse(text)
 
 
-def test_several_processes_share_a_limit() -> None:
+def test_several_processes_share_limit() -> None:
     assert RateLimit("u", 100, 50).shared_by(4) == RateLimit("u", 25, 12.5)
     assert RateLimit("u", 100).shared_by(4) == RateLimit("u", 25)
     assert RateLimit("u", None, 50).shared_by(4) == RateLimit("u", None, 12.5)
 
 
-def test_a_bucket_fills_up_to_its_burst_and_no_further() -> None:
+def test_bucket_fills_up_to_its_burst_and_no_further() -> None:
     bucket = TokenBucket(10)
     assert bucket.tokens(5.0) == 10 * BURST_S
     bucket.consume(25)
@@ -70,7 +70,7 @@ def test_a_bucket_fills_up_to_its_burst_and_no_further() -> None:
     assert bucket.wait_s(1.0, 50.1) == 0
 
 
-def test_a_bucket_of_less_than_one_token_per_second_fills_up_to_one() -> None:
+def test_bucket_of_less_than_one_token_per_second_fills_up_to_one() -> None:
     bucket = TokenBucket(0.25)
     assert bucket.tokens(0.0) == 1
     bucket.consume(1)
@@ -79,7 +79,7 @@ def test_a_bucket_of_less_than_one_token_per_second_fills_up_to_one() -> None:
     assert bucket.tokens(100.0) == 1
 
 
-def test_commands_are_allowed_up_to_the_tokens_of_the_bucket(clock: ManualClock) -> None:
+def test_commands_are_allowed_up_to_tokens_of_bucket(clock: ManualClock) -> None:
     limiter = RateLimiter(RateLimit("u", commands_per_s=10), clock)
     assert limiter.allowed_requests(4) == 4
     assert limiter.allowed_requests(100) == 10
@@ -103,7 +103,7 @@ def test_requests_are_allowed_while_bytes_are_left(clock: ManualClock) -> None:
     assert limiter.allowed_requests(100) == 100
 
 
-def test_of_two_limits_the_longer_wait_counts(clock: ManualClock) -> None:
+def test_longer_wait_of_two_limits_counts(clock: ManualClock) -> None:
     limiter = RateLimiter(RateLimit("u", commands_per_s=10, bytes_per_s=1000), clock)
     limiter.consume(14, 1099)
     assert limiter.pause_s() == pytest.approx(0.5)
@@ -113,7 +113,7 @@ def test_of_two_limits_the_longer_wait_counts(clock: ManualClock) -> None:
     assert limiter.allowed_requests(100) == 0
 
 
-def test_a_connection_pauses_neither_too_short_nor_too_long(clock: ManualClock) -> None:
+def test_connection_pauses_neither_too_short_nor_too_long(clock: ManualClock) -> None:
     fast = RateLimiter(RateLimit("a", commands_per_s=1e6), clock)
     slow = RateLimiter(RateLimit("a", commands_per_s=0.01), clock)
     for limiter in (fast, slow):

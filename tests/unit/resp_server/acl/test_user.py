@@ -87,7 +87,7 @@ def denial(user: User, line: str) -> Denial | None:
         ("(&* allkeys +@all)", f"{START} (~* &* +@all)"),
     ],
 )
-def test_rules_have_the_text_that_an_acl_file_has(rules: str, text: str) -> None:
+def test_rules_have_text_that_acl_file_has(rules: str, text: str) -> None:
     user = user_of(rules)
     assert user.text.decode() == text
     again = User.from_rule_lists(b"u", user.rule_lists, TABLE)
@@ -121,7 +121,7 @@ def test_rules_have_the_text_that_an_acl_file_has(rules: str, text: str) -> None
         ("(~a nonsense )", "(~a nonsense )", SYNTAX),
     ],
 )
-def test_wrong_rule_is_an_error_and_changes_nothing(rules: str, wrong: str, error: str) -> None:
+def test_wrong_rule_is_error_and_changes_nothing(rules: str, wrong: str, error: str) -> None:
     user = user_of("on >one ~a +get (+set)")
     before = user.text
     with pytest.raises(RuleError) as raised:
@@ -133,21 +133,21 @@ def test_wrong_rule_is_an_error_and_changes_nothing(rules: str, wrong: str, erro
 @pytest.mark.parametrize(
     ("rules", "start"), [("(+get", "(+get"), ("(~a (+get", "(~a"), ("(+get) (+set", "(+set"), ("(", "(")]
 )
-def test_unclosed_selector_is_an_error(rules: str, start: str) -> None:
+def test_unclosed_selector_is_error(rules: str, start: str) -> None:
     user = User(b"u", TABLE)
     with pytest.raises(RuleError) as raised:
         user.apply_all(rules.encode().split())
     assert str(raised.value) == f"Unmatched parenthesis in acl selector starting at '{start}'."
 
 
-def test_a_rule_begins_with_one_of_the_signs_or_is_a_word() -> None:
+def test_rule_begins_with_one_of_signs_or_is_word() -> None:
     user = User(b"u", TABLE)
     for code in set(range(33, 127)) - set(b"+-~%&><#!()"):
         with pytest.raises(RuleError, match=f"^{SYNTAX}$"):
             user.apply(bytes((code,)) + b"x")
 
 
-def test_a_pattern_may_have_1024_bytes() -> None:
+def test_pattern_may_have_1024_bytes() -> None:
     user = user_of(f"+@all ~{LONG[1:]} &{LONG[1:]}")
     assert denial(user, f"get {LONG[1:]}") is None and denial(user, f"publish {LONG[1:]} m") is None
 
@@ -231,7 +231,7 @@ COMMAND = Denial(Reason.COMMAND, 0)
         ("(+@all ~* &*)", "publish a m", ALLOWED),
     ],
 )
-def test_a_request_is_allowed_if_a_selector_allows_all_of_it(rules: str, line: str, expected: Denial | None) -> None:
+def test_request_is_allowed_if_selector_allows_all_of_it(rules: str, line: str, expected: Denial | None) -> None:
     user = user_of(rules)
     assert denial(user, line) == expected
     assert denial(User.from_rule_lists(b"u", user.rule_lists, TABLE), line) == expected
@@ -262,13 +262,13 @@ def test_key_readable_by_any_command_is_visible() -> None:
     assert not user_of("%W~*").reads_all_keys
 
 
-def test_a_pattern_may_be_subscribed_to_only_as_a_rule_has_it() -> None:
+def test_pattern_may_be_subscribed_to_only_as_rule_has_it() -> None:
     user = user_of("&a* (&b)")
     assert [user.can_subscribe(name) for name in (b"ax", b"a*", b"b", b"c")] == [True, True, True, False]
     assert [user.can_subscribe(name, is_pattern=True) for name in (b"ax", b"a*", b"b")] == [False, True, True]
 
 
-def test_a_login_needs_the_password_of_a_user_that_is_on() -> None:
+def test_login_needs_password_of_user_that_is_on() -> None:
     user = user_of("on >one >two")
     assert [user.accepts_password(word) for word in (b"one", b"two", b"three", b"")] == [True, True, False, False]
     assert not user.is_open
@@ -278,7 +278,7 @@ def test_a_login_needs_the_password_of_a_user_that_is_on() -> None:
     assert not user.is_open and not user.accepts_password(b"anything")
 
 
-def test_one_setuser_takes_a_limited_number_of_rules() -> None:
+def test_one_setuser_takes_limited_number_of_rules() -> None:
     user = User(b"u", TABLE)
     user.apply_all([b"~%d" % number for number in range(RULES_MAX)])
     for words in ([b"on"] * (RULES_MAX + 1), [b"(" + b"+get " * RULES_MAX + b"+get)"], [b"~" + b"a" * RULES_BYTES_MAX]):
@@ -287,7 +287,7 @@ def test_one_setuser_takes_a_limited_number_of_rules() -> None:
     user.apply_all([b">" + b"a" * (RULES_BYTES_MAX - 1)])
 
 
-def test_a_user_has_a_limited_number_of_patterns_passwords_and_selectors() -> None:
+def test_user_has_limited_number_of_patterns_passwords_and_selectors() -> None:
     refused = r"^a user may have 1024 patterns and passwords, and 64 selectors; this one would have more$"
     user = User(b"u", TABLE)
     user.apply_all([b"~%d" % number for number in range(500)])
@@ -300,17 +300,17 @@ def test_a_user_has_a_limited_number_of_patterns_passwords_and_selectors() -> No
         user.apply_all([b"(+get)"])
 
 
-def test_the_categories_are_those_of_the_commands() -> None:
+def test_categories_are_those_of_commands() -> None:
     commands = [each for command in TABLE for each in (command, *command.subcommands.values())]
     assert {name for each in commands for name in each.facts.acl_categories} == {f"@{each}" for each in CATEGORIES}
 
 
-def test_words_of_a_selector_are_one_rule() -> None:
+def test_words_of_selector_are_one_rule() -> None:
     words = [b"on", b"(~a", b"+get", b"&b)", b"(+set)", b"off", b"(", b"+get", b")"]
     assert merge_selectors(words) == [b"on", b"(~a +get &b)", b"(+set)", b"off", b"( +get )"]
 
 
-def test_a_selector_may_have_quotes_and_an_open_quote_makes_it_empty() -> None:
+def test_selector_may_have_quotes_and_open_quote_makes_it_empty() -> None:
     user = User(b"u", TABLE)
     user.apply(b"(~\"a\" '+get')")
     user.apply(b'(~"a +get)')
@@ -328,5 +328,5 @@ def test_a_selector_may_have_quotes_and_an_open_quote_makes_it_empty() -> None:
         (Reason.CHANNEL, b"c", "User u\udcff has no permissions to access the 'c' channel"),
     ],
 )
-def test_a_denial_has_the_text_of_redis(reason: Reason, denied: bytes | None, text: str) -> None:
+def test_denial_has_text_of_redis(reason: Reason, denied: bytes | None, text: str) -> None:
     assert denial_text(reason, b"u\xff", "get", denied) == text

@@ -24,7 +24,7 @@ def users(path: Path, text: str) -> Users:
     return Users(TABLE, path=str(path))
 
 
-def test_a_file_replaces_all_users_and_those_that_stay_stay_the_same_objects(tmp_path: Path) -> None:
+def test_file_replaces_all_users_and_those_that_stay_stay_same_objects(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user default off\n\nuser a on >x ~a:* +get\r\n")
     default = made.default
     made.load()
@@ -60,7 +60,7 @@ def test_wrong_file_of_users_names_its_lines_and_changes_nothing(tmp_path: Path,
     assert [each.name for each in made] == [b"default"]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_acl_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=r"^Error loading ACLs, opening file '.*/none': No such file or directory$"):
         Users(TABLE, path=str(tmp_path / "none")).load()
 
@@ -81,7 +81,7 @@ def test_saved_users_are_loaded_without_plain_passwords(tmp_path: Path) -> None:
         assert again.log_in(name, password) is None
 
 
-def test_user_that_is_off_cannot_log_in(tmp_path: Path) -> None:
+def test_disabled_user_cannot_log_in(tmp_path: Path) -> None:
     made = Users(TABLE)
     made.set(b"a", [b">x"])
     assert made.log_in(b"a", b"x") is None
@@ -133,7 +133,7 @@ def test_proxies_and_nodes_log_in_by_their_own_password_with_any_file(tmp_path: 
     assert b"~*" not in path.read_bytes()
 
 
-def test_without_a_password_of_parts_no_part_logs_in(tmp_path: Path) -> None:
+def test_no_part_logs_in_without_password_of_parts(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user default off\n")
     made.load()
     assert made.log_in(b"default", b"") is None
@@ -141,7 +141,7 @@ def test_without_a_password_of_parts_no_part_logs_in(tmp_path: Path) -> None:
     assert gone is None and made.is_current(made.default)
 
 
-def test_a_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
+def test_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
     limits = [RateLimit("a", 10)]
     one, other = (Users(TABLE, path=str(tmp_path / "acl"), limits=limits) for _ in range(2))
     set_a = one.change({"set": ["a\xff", "on", ">x", "(~b:*", "+get)"]})
@@ -187,7 +187,7 @@ def test_a_change_in_one_process_is_adopted_by_another(tmp_path: Path) -> None:
         ({"save": True}, NO_FILE),
     ],
 )
-def test_a_wrong_change_is_an_error_and_changes_nothing(change: UserChange, error: str) -> None:
+def test_wrong_change_is_error_and_changes_nothing(change: UserChange, error: str) -> None:
     made = Users(TABLE)
     made.set(b"a", [b"on"])
     before = made.rules
@@ -195,7 +195,7 @@ def test_a_wrong_change_is_an_error_and_changes_nothing(change: UserChange, erro
     assert made.rules == before
 
 
-def test_a_users_name_may_have_256_bytes() -> None:
+def test_users_name_may_have_256_bytes() -> None:
     made = Users(TABLE)
     made.set(b"b" * 256, [])
     assert made.get(b"b" * 256) is not None
@@ -209,7 +209,7 @@ def test_default_is_changed_as_any_other_user(tmp_path: Path) -> None:
         assert made.default.text == b"on nopass sanitize-payload ~* &* -@all +get -@dangerous"
 
 
-def test_a_user_of_the_file_without_rules_is_off(tmp_path: Path) -> None:
+def test_user_of_file_without_rules_is_off(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user a\n")
     made.load()
     assert next(user.text for user in made) == b"off sanitize-payload resetchannels -@all"
@@ -223,7 +223,7 @@ def test_rate_limits_apply_to_users_of_file(tmp_path: Path) -> None:
     assert limits == {b"a": "a", b"b": None, b"default": "default"}
 
 
-def test_a_password_of_default_replaces_the_one_before() -> None:
+def test_password_of_default_replaces_one_before() -> None:
     made = Users(TABLE, "first")
     assert not made.default.is_open
     made.set_password("s\udcff")
@@ -232,7 +232,7 @@ def test_a_password_of_default_replaces_the_one_before() -> None:
     assert made.default.is_open and made.default.passwords == []
 
 
-def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_path: Path) -> None:
+def test_every_wrong_line_of_file_is_named_and_of_line_first_error(tmp_path: Path) -> None:
     path = tmp_path / "acl"
     path.write_bytes(b"\n \t\nuser a nonsense +no more +nor on\nusers\nuser \xe9\0 on\n  user b on\n")
     with pytest.raises(AccessError) as raised:
@@ -250,7 +250,7 @@ def test_every_wrong_line_of_a_file_is_named_and_of_a_line_the_first_error(tmp_p
     )
 
 
-def test_a_file_may_have_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_of_file_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.acl.users.FILE_BYTES_MAX", 2 << 20)
     line = "user a on\n"
     made = users(tmp_path / "acl", line + " " * ((2 << 20) - len(line)))
@@ -261,7 +261,7 @@ def test_a_file_may_have_a_limited_size(tmp_path: Path, monkeypatch: pytest.Monk
         made.load()
 
 
-def test_a_user_of_the_file_that_is_off_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_user_of_file_that_is_off_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A user is off unless a rule says `on`, which is easily forgotten."""
     caplog.set_level(logging.INFO)
     users(tmp_path / "acl", "user a >x\nuser b on\nuser c off\n").load()
@@ -278,7 +278,7 @@ def test_saved_file_of_users_keeps_its_permissions(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["acl"]
 
 
-def test_unsaveable_users_are_an_error_and_leave_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsaveable_users_are_error_and_leave_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "acl"
     path.mkdir()  # cannot be replaced by a file
     assert Users(TABLE, path=str(path)).change({"save": True}) == UserChangeResult(NOT_SAVED)

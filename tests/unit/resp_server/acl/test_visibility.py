@@ -74,7 +74,7 @@ def scanned(visibility: Visibility, kinds: tuple[Kind, ...] | None = None) -> se
     return set(found)
 
 
-def test_a_user_that_may_read_all_keys_sees_everything(seen: Callable[[str], Visibility]) -> None:
+def test_user_that_may_read_all_keys_sees_everything(seen: Callable[[str], Visibility]) -> None:
     for rules in ("~*", "%R~*", "%W~x %R~*"):
         everything = seen(rules)
         assert everything.sees_all
@@ -98,7 +98,7 @@ def test_a_user_that_may_read_all_keys_sees_everything(seen: Callable[[str], Vis
         first.job.state_bytes = None
 
 
-def test_a_user_without_readable_keys_sees_nothing(seen: Callable[[str], Visibility]) -> None:
+def test_user_without_readable_keys_sees_nothing(seen: Callable[[str], Visibility]) -> None:
     for rules in ("", "%W~*", "~other:*"):
         nothing = seen(rules)
         assert not nothing.sees_all
@@ -109,7 +109,7 @@ def test_a_user_without_readable_keys_sees_nothing(seen: Callable[[str], Visibil
         assert list(nothing.random_keys()) == []
 
 
-def test_a_user_of_one_job_sees_that_job_and_no_other(seen: Callable[[str], Visibility]) -> None:
+def test_user_of_one_job_sees_that_job_and_no_other(seen: Callable[[str], Visibility]) -> None:
     own = seen("~mine:* ~part:*")
     assert own.sees("mine") and not own.sees("rival")
     assert scanned(own) == MINE
@@ -121,7 +121,7 @@ def test_a_user_of_one_job_sees_that_job_and_no_other(seen: Callable[[str], Visi
     assert visible.applied.epoch == 4
 
 
-def test_a_state_without_readable_keys_is_not_seen(seen: Callable[[str], Visibility]) -> None:
+def test_state_without_readable_keys_is_not_seen(seen: Callable[[str], Visibility]) -> None:
     [visible] = seen("~mine:*").jobs()
     assert [state.name for state in visible.states] == ["text", "list", "none"]
     assert not visible.is_fully_visible
@@ -132,7 +132,7 @@ def test_a_state_without_readable_keys_is_not_seen(seen: Callable[[str], Visibil
     assert visible.error == ""
 
 
-def test_keys_of_a_partly_visible_state_are_listed_and_have_to_be_counted(seen: Callable[[str], Visibility]) -> None:
+def test_keys_of_partly_visible_state_are_listed_and_have_to_be_counted(seen: Callable[[str], Visibility]) -> None:
     some = seen("~mine:* ~part:a")
     [visible] = some.jobs()
     assert [state.name for state in visible.states] == ["text", "list", "part", "none"]
@@ -161,14 +161,14 @@ def test_counts_of_several_jobs_are_added_up(seen: Callable[[str], Visibility]) 
     assert seen("~mine:* ~rival:text:1*").key_count() is None
 
 
-def test_a_view_of_some_slots_has_to_be_counted(keyspace: Keyspace) -> None:
+def test_view_of_some_slots_has_to_be_counted(keyspace: Keyspace) -> None:
     view = SlotView(keyspace, SlotSet.parse("0-8191"), NOW_MS)
     visibility = Visibility(User.default(), view)
     assert visibility.key_count() is None
     assert 0 < sum(visibility.key_counts()) < len(MINE | RIVALS)
 
 
-def test_a_random_key_is_one_that_the_user_may_read(seen: Callable[[str], Visibility]) -> None:
+def test_random_key_is_one_that_user_may_read(seen: Callable[[str], Visibility]) -> None:
     """One key of 708 is visible, so nearly all random tries miss, and a scan from a random position finds it."""
     only = seen("~rival:text:7")
     for _ in range(20):
@@ -179,7 +179,7 @@ def test_a_random_key_is_one_that_the_user_may_read(seen: Callable[[str], Visibi
     assert drawn == MINE
 
 
-def test_a_random_key_of_all_is_drawn_from_all_jobs(seen: Callable[[str], Visibility]) -> None:
+def test_random_key_of_all_is_drawn_from_all_jobs(seen: Callable[[str], Visibility]) -> None:
     everything = seen("~*")
     drawn = {next(key for key in everything.random_keys() if key is not None) for _ in range(RANDOM_TRIES)}
     assert drawn <= MINE | RIVALS and len(drawn) > 1

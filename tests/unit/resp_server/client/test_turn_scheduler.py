@@ -45,7 +45,7 @@ def test_short_turns_run_together_and_defer_their_work() -> None:
     assert asyncio.run(run()) == ["a", "b", "another", "rest of a"]
 
 
-def test_a_turn_that_fails_takes_no_others_with_it() -> None:
+def test_turn_that_fails_takes_no_others_with_it() -> None:
     def fails() -> None:
         raise OSError("of one client")
 
@@ -62,7 +62,7 @@ def test_a_turn_that_fails_takes_no_others_with_it() -> None:
     assert asyncio.run(run()) == (["next", "later"], ["of one client"])
 
 
-def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         waiting = TurnScheduler()
         monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 1 << 60)

@@ -16,7 +16,7 @@ class Client:
         self._sent.append((self._name, reply))
 
 
-def test_replies_of_a_round_are_sent_at_its_end_in_order() -> None:
+def test_replies_of_round_are_sent_at_its_end_in_order() -> None:
     async def play() -> None:
         sent: list[tuple[str, bytes]] = []
         write_queue, one, other = WriteQueue(), Client(sent, "one"), Client(sent, "other")

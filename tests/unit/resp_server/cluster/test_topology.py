@@ -37,7 +37,7 @@ def test_topology_round_trip() -> None:
     assert topology.node(topology.node(B).id) is topology.node(B)
 
 
-def test_a_node_is_found_by_its_ipv6_address_with_brackets_or_without() -> None:
+def test_node_is_found_by_its_ipv6_address_with_brackets_or_without() -> None:
     nodes = [
         {"host": "2001:db8::12", "port": 7379, "slots": "0-16383"},
         {"host": "2001:db8::13", "port": 7379, "replica_of": "[2001:db8::12]:7379"},
@@ -49,7 +49,7 @@ def test_a_node_is_found_by_its_ipv6_address_with_brackets_or_without() -> None:
     assert {node.replica_of for node in topology.nodes[1:]} == {master.id}
 
 
-def test_an_id_that_is_left_out_follows_from_the_address() -> None:
+def test_id_that_is_left_out_follows_from_address() -> None:
     ids = [node.id for node in topology_of().nodes]
     assert ids == [node.id for node in topology_of(version=9).nodes]
     assert len(set(ids)) == 3
@@ -78,7 +78,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"replica_of": B, "slots": ""}, "node 10.0.0.1:7381 is a replica of 10.0.0.1:7379, which is a replica itself"),
     ],
 )
-def test_mistake_of_a_node_is_named(row: Mapping[str, Any], complaint: str) -> None:
+def test_mistake_of_node_is_named(row: Mapping[str, Any], complaint: str) -> None:
     with pytest.raises(TopologyError) as found:
         topology_of(**row)
     assert complaint in str(found.value)
@@ -97,7 +97,7 @@ def test_mistake_of_a_node_is_named(row: Mapping[str, Any], complaint: str) -> N
         ('{"version": 1, "nodes": ["a"]}', "node 1 is not a JSON object but 'a'"),
     ],
 )
-def test_mistake_of_a_text_is_named(text: str, complaint: str) -> None:
+def test_mistake_of_text_is_named(text: str, complaint: str) -> None:
     with pytest.raises(TopologyError) as found:
         Topology.parse(text)
     assert complaint in str(found.value)
@@ -113,7 +113,7 @@ def test_nodes_are_listed_as_redis_lists_them() -> None:
     ]
 
 
-def test_slots_are_in_order_with_the_owner_before_its_replicas() -> None:
+def test_slots_are_in_order_with_owner_before_its_replicas() -> None:
     topology = topology_of()
     ends = [[b"10.0.0.1", 7379], [b"b.example.org", 7380], [b"10.0.0.1", 7381]]
     a, b, r = ([*end, node.id.encode(), {}] for end, node in zip(ends, topology.nodes, strict=True))
@@ -122,14 +122,14 @@ def test_slots_are_in_order_with_the_owner_before_its_replicas() -> None:
 
 
 @pytest.mark.parametrize("health", ["loading", "fail"])
-def test_a_replica_that_cannot_answer_is_no_endpoint(health: str) -> None:
+def test_replica_that_cannot_answer_is_no_endpoint(health: str) -> None:
     rows = [*NODES[:2], {**NODES[2], "health": health}]
     standing = NodeView(Topology.of_json({"version": 1, "nodes": rows}), A)
     assert [len(row) for row in texts.slots(standing)] == [3, 3, 3, 3]
     assert texts.shards(standing)[0][b"nodes"][1][b"health"] == health.encode()
 
 
-def test_slots_of_a_failed_owner_are_counted_apart() -> None:
+def test_slots_of_failed_owner_are_counted_apart() -> None:
     lines = texts.info(NodeView(topology_of(health="fail"), B)).split("\r\n")
     assert lines[:5] == [
         "cluster_state:ok",
@@ -140,7 +140,7 @@ def test_slots_of_a_failed_owner_are_counted_apart() -> None:
     ]
 
 
-def test_a_shard_has_one_id() -> None:
+def test_shard_has_one_id() -> None:
     ids = [texts.shard_id(NodeView(topology_of(), name)) for name in (A, B, R)]
     assert ids[0] == ids[2] != ids[1]
 
@@ -173,7 +173,7 @@ def test_a_shard_has_one_id() -> None:
         (R, False, b"DBSIZE", None),
     ],
 )
-def test_clients_are_sent_to_the_owner(name: str, is_readonly: bool, request_sent: bytes, expected: str | None) -> None:
+def test_clients_are_sent_to_owner(name: str, is_readonly: bool, request_sent: bytes, expected: str | None) -> None:
     request = request_sent.split()
     facts = command_table().find(request).facts
     standing = NodeView(topology_of(), name)

@@ -26,11 +26,11 @@ def converted(context: Any, length: Annotated[int, len]) -> None: ...
 
 
 @pytest.mark.parametrize(("body", "arity"), [(fixed, 3), (optional, -1), (many, -2), (any_number, -2), (converted, 2)])
-def test_arity_follows_from_the_signature(body: Any, arity: int) -> None:
+def test_arity_follows_from_signature(body: Any, arity: int) -> None:
     assert Parameters.of(body).arity(1) == arity
 
 
-def test_a_subcommands_name_counts_two_words() -> None:
+def test_subcommands_name_counts_two_words() -> None:
     declared = command("config|get")(many)
     assert declared.arity == -3
 
@@ -50,7 +50,7 @@ def test_texts_are_taken_as_they_are_sent() -> None:
     ("word", "number"),
     [(b"0", 0), (b"-1", -1), (b"9223372036854775807", 2**63 - 1), (b"-9223372036854775808", -(2**63))],
 )
-def test_a_number_has_64_bits(word: bytes, number: int) -> None:
+def test_number_has_64_bits(word: bytes, number: int) -> None:
     assert integer(word) == number
 
 

@@ -79,7 +79,7 @@ def test_unknown_command_is_named_as_typed() -> None:
         table.find([b"box", b"Shut"])
 
 
-def test_a_command_of_ours_has_a_container_of_its_own() -> None:
+def test_command_of_ours_has_container_of_its_own() -> None:
     table = table_of(declare("state|list", CommandSpec("0.1.0", "server")))
     assert table.find([b"state", b"list"]).facts.arity == 3
     assert table.find([b"state"]).facts.arity == -2
@@ -107,7 +107,7 @@ DIFFERENCES: frozenset[str] = frozenset()
 
 
 @pytest.mark.parametrize("each", [each for each in every_command(TABLE) if each.handler], ids=lambda each: each.name)
-def test_a_served_command_is_redis_own_or_of_state(each: Command) -> None:
+def test_served_command_is_redis_own_or_of_state(each: Command) -> None:
     reference = reference_of(each.name)
     if reference is None:
         assert each.name.startswith("state|")
@@ -132,7 +132,7 @@ def test_command_that_is_not_served_has_its_error() -> None:
     assert str(pause.refusal()) == "command 'client|pause' is not served by sparkis"
 
 
-def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
+def test_every_exact_refusal_is_of_command_that_is_not_served() -> None:
     for name in (name for name, policy in POLICIES.items() if policy.refusal is not None):
         found = TABLE.get(name.encode())
         assert found is not None

@@ -239,11 +239,11 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("line", "reply"), REPLIES, ids=[line for line, _ in REPLIES])
-def test_a_command_answers(client: Any, line: str, reply: bytes) -> None:
+def test_command_answers(client: Any, line: str, reply: bytes) -> None:
     assert client.ask(line) == reply
 
 
-def test_hello_answers_in_the_protocol_it_was_asked_for(client: Any) -> None:
+def test_hello_answers_in_protocol_it_was_asked_for(client: Any) -> None:
     assert client.ask("HELLO 3 SETNAME me") == encode(
         {
             b"server": b"redis",
@@ -261,7 +261,7 @@ def test_hello_answers_in_the_protocol_it_was_asked_for(client: Any) -> None:
     assert client.ask("HELLO 2").startswith(b"*16\r\n")
 
 
-def test_a_failed_hello_changes_nothing(connect: Callable[..., Any]) -> None:
+def test_failed_hello_changes_nothing(connect: Callable[..., Any]) -> None:
     client = connect(password="secret")
     assert client.ask("HELLO 3 AUTH default wrong SETNAME me").startswith(b"-WRONGPASS")
     assert client.ask("HELLO 3").startswith(b"-NOAUTH HELLO must be called with the client already authenticated")
@@ -270,7 +270,7 @@ def test_a_failed_hello_changes_nothing(connect: Callable[..., Any]) -> None:
     assert client.ask("AUTH default secret") == b"+OK\r\n"
 
 
-def test_role_and_info_report_a_replica(connect: Callable[..., Any]) -> None:
+def test_role_and_info_report_replica(connect: Callable[..., Any]) -> None:
     client = connect(role="slave")
     assert b"replica" in client.ask("HELLO 2")
     assert client.ask("ROLE").startswith(b"*5\r\n$5\r\nslave\r\n")
@@ -280,7 +280,7 @@ def test_role_and_info_report_a_replica(connect: Callable[..., Any]) -> None:
     assert b"master_link_status:down\r\n" in client.ask("INFO replication")
 
 
-def test_info_has_the_asked_sections(client: Any) -> None:
+def test_info_has_asked_sections(client: Any) -> None:
     everything = client.ask("INFO everything").decode()
     db0 = "db0:keys=27,expires=2,avg_ttl=2500,subexpiry=1"
     for field in ("redis_version:7.4.0", f"sparkis_version:{VERSION}", "connected_clients:1", "cluster_enabled:0", db0):
@@ -341,7 +341,7 @@ def test_state_locates_keys(client: Any) -> None:
     assert encode(b"job", 3) * 2 in there
 
 
-def test_a_history_needs_a_key_of_a_state_and_a_log(client: Any) -> None:
+def test_history_needs_key_of_state_and_log(client: Any) -> None:
     unknown = b"-ERR no state makes keys like '%b'; STATE JOBS lists the key formats\r\n"
     assert client.ask("STATE HISTORY foo") == unknown % b"foo"
     assert client.ask("STATE HISTORY job:stats:a") == (
@@ -374,7 +374,7 @@ def test_help_lists_served_subcommands(client: Any) -> None:
     assert "LOAD" not in client.server.table.help_lines("script")
 
 
-def test_client_list_has_a_line_per_connection(client: Any) -> None:
+def test_client_list_has_line_per_connection(client: Any) -> None:
     client.ask("CLIENT SETINFO LIB-NAME lib")
     line = client.ask("CLIENT LIST").decode()
     assert "id=7 addr=127.0.0.1:5000 laddr=127.0.0.1:6379" in line
@@ -382,7 +382,7 @@ def test_client_list_has_a_line_per_connection(client: Any) -> None:
     assert client.ask("CLIENT LIST ID 7 8").decode().count("id=7 ") == 1
 
 
-def test_a_large_map_is_answered_whole(client: Any) -> None:
+def test_large_map_is_answered_whole(client: Any) -> None:
     client.session.protocol = 3
     pairs = {b"u%d" % i: b"%d" % i for i in sorted(range(1500), key=lambda i: field_hash_position(b"u%d" % i))}
     assert client.ask("HGETALL job:visits:/") == encode(pairs, 3)
@@ -391,7 +391,7 @@ def test_a_large_map_is_answered_whole(client: Any) -> None:
     assert client.send([b"HMGET", b"job:visits:/", *pairs]) == encode(list(pairs.values()), 3)
 
 
-def test_a_scan_returns_every_key_once(client: Any) -> None:
+def test_scan_returns_every_key_once(client: Any) -> None:
     client.session.protocol = 3
     found = []
     cursor = b"0"
@@ -410,7 +410,7 @@ def test_many_keys_are_counted_in_steps(client: Any) -> None:
     assert client.send([b"MGET", *keys]).startswith(b"*4000\r\n")
 
 
-def test_a_reply_in_steps_stays_at_its_epoch(client: Any, keyspace: Keyspace) -> None:
+def test_reply_in_steps_stays_at_its_epoch(client: Any, keyspace: Keyspace) -> None:
     sliced = client.pipeline.reply_to(client.call, [b"KEYS", b"job:temp:*"])
     keyspace.remove("job")
     client.server.renew()
@@ -446,7 +446,7 @@ def test_command_docs_are_redis_own(client: Any) -> None:
     assert b"state|jobs" in client.ask("COMMAND DOCS state")
 
 
-def test_rows_of_commands_are_the_same_when_they_were_written_before(client: Any) -> None:
+def test_rows_of_commands_are_same_when_they_were_written_before(client: Any) -> None:
     table = client.server.table
     rows = [info_row(each) for each in table]
     docs = {each.name.encode(): docs_row(each) for each in table}
@@ -471,7 +471,7 @@ def test_too_many_prefixes_are_refused_before_comparison(client: Any) -> None:
     assert client.session.tracking_state is None
 
 
-def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> None:
+def test_prefixes_count_with_those_that_client_has_already(client: Any) -> None:
     halves = [[b"%d%06d" % (half, number) for number in range(400)] for half in range(2)]
     asked = [
         [b"CLIENT", b"TRACKING", b"ON", b"BCAST", *(x for each in half for x in (b"PREFIX", each))] for half in halves
@@ -483,7 +483,7 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 
 
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
-def test_table_is_packed_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
+def test_table_is_packed_in_steps_of_row(client: Any, words: list[bytes]) -> None:
     client.server.table.rows.clear()
     sliced = client.pipeline.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
@@ -491,7 +491,7 @@ def test_table_is_packed_in_steps_of_a_row(client: Any, words: list[bytes]) -> N
     assert [len(chunk) for chunk in sliced.chunks] == [per_row] * rows
 
 
-def test_rows_that_are_cached_come_at_once_and_are_the_same(client: Any) -> None:
+def test_cached_rows_are_sent_at_once_and_unchanged(client: Any) -> None:
     for words in ("COMMAND", "COMMAND INFO get nope client", "COMMAND DOCS get", "COMMAND DOCS", "COMMAND LIST"):
         client.server.table.rows.clear()
         for version in (2, 3):
@@ -511,7 +511,7 @@ def test_expiry_times_of_many_fields_are_read_in_steps(client: Any, name: bytes,
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
 
 
-def test_a_client_that_is_listed_several_times_is_looked_at_once(client: Any) -> None:
+def test_client_listed_several_times_is_looked_at_once(client: Any) -> None:
     looked_at: list[int] = []
     client.server.clients.output_bytes = lambda session_id: looked_at.append(session_id) or 0
     assert client.send([b"CLIENT", b"LIST", b"ID", b"7", b"8", b"7", b"7"]).count(b"id=7 ") == 3

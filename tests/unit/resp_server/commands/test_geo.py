@@ -60,14 +60,14 @@ def by_distance(center: tuple[float, float]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [1, 100, geo.NEAREST_MAX, geo.NEAREST_MAX + 1, MANY + 1])
-def test_the_nearest_are_those_that_sorting_all_finds(client: SteppingClient, count: int) -> None:
+def test_nearest_are_those_that_sorting_all_finds(client: SteppingClient, count: int) -> None:
     line = f"GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km COUNT {count}"
     nearest = by_distance((20, 10))
     assert ask(client, line).plain == nearest[:count]
     assert ask(client, f"{line} DESC").plain == nearest[::-1][:count]
 
 
-def test_places_at_equal_distance_are_in_the_order_of_their_bytes(client: SteppingClient) -> None:
+def test_places_at_equal_distance_are_in_order_of_their_bytes(client: SteppingClient) -> None:
     for order in ("", "ASC", "DESC", "COUNT 9", "COUNT 9 DESC"):
         assert ask(client, f"GEOSEARCH at:twins FROMLONLAT 10 50 BYRADIUS 1 km {order}".rstrip()).plain == sorted(TWINS)
 
@@ -90,7 +90,7 @@ def test_small_search_of_large_set_reads_few_members(client: SteppingClient, mon
     assert looked_at < MANY / 50
 
 
-def test_a_step_of_a_search_looks_at_so_many_members(keyspace: Keyspace) -> None:
+def test_step_of_search_reads_limited_number_of_members(keyspace: Keyspace) -> None:
     search = geo.GeoSearch(point=(20, 10), radius=30_000, unit=1000.0)
     snapshot = keyspace.view(NOW_MS).at(b"at:many")
     area = geo.SearchedRanks.of(snapshot, b"at:many", search)
@@ -106,7 +106,7 @@ def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
     assert [len(part) for part in parts] == [128, 128, 44]
 
 
-def test_memory_of_a_search_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_search_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
     assert b"intermediate results exceed 10000 bytes" in ask(client, f"{line} ASC").raw

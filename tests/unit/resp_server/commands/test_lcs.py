@@ -42,7 +42,7 @@ def lcs_reply(a: bytes, b: bytes, options: LcsOptions) -> Any:
     return next(reply for reply in lcs._reply_after_steps(a, b, options) if reply is not None)
 
 
-def test_texts_matches_and_lengths_are_those_of_the_table() -> None:
+def test_texts_matches_and_lengths_are_those_of_table() -> None:
     random = Random(1)
     for _ in range(300):
         a, b = (bytes(random.choices(b"abc", k=random.randrange(14))) for _ in range(2))
@@ -55,7 +55,7 @@ def test_texts_matches_and_lengths_are_those_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "LEN", "IDX", "IDX WITHMATCHLEN MINMATCHLEN 2"])
-def test_a_reply_in_steps_is_the_one_that_is_made_at_once(
+def test_reply_in_steps_is_one_that_is_made_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, options: str
 ) -> None:
     line = f"LCS job:temp:soon job:temp:soon {options}"

@@ -121,7 +121,7 @@ WITHOUT_ORDER = ("SMEMBERS", "SINTER ", "SUNION", "SDIFF")
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_reply_in_steps_is_the_one_that_is_made_at_once(
+def test_reply_in_steps_is_one_that_is_made_at_once(
     ask: Callable[..., Reply], in_steps: Callable[[], None], line: str
 ) -> None:
     at_once = [ask(line, protocol) for protocol in (2, 3)]
@@ -152,7 +152,7 @@ def test_sorted_set_operations_sort_by_score_and_member(ask: Callable[..., Reply
 
 @pytest.mark.parametrize("count", [1, 40, pytest.param(700, marks=pytest.mark.slow), LARGE, LARGE + 100])
 @pytest.mark.parametrize("name", ["SRANDMEMBER set:even", "ZRANDMEMBER ranks:even", "HRANDFIELD map:large"])
-def test_chance_gives_each_item_once_or_as_often_as_it_has_it(ask: Callable[..., Reply], name: str, count: int) -> None:
+def test_random_items_are_distinct_with_positive_count_only(ask: Callable[..., Reply], name: str, count: int) -> None:
     once = ask(f"{name} {count}").plain
     assert len(once) == len(set(once)) == min(count, LARGE)
     repeated = ask(f"{name} -{count}").plain
@@ -160,19 +160,19 @@ def test_chance_gives_each_item_once_or_as_often_as_it_has_it(ask: Callable[...,
     assert {*once, *repeated} <= set(EVEN)
 
 
-def test_chance_reaches_every_item_of_a_small_and_many_of_a_large_set(ask: Callable[..., Reply]) -> None:
+def test_random_items_cover_small_set_and_spread_over_large_one(ask: Callable[..., Reply]) -> None:
     assert {ask("SRANDMEMBER set:small").value for _ in range(200)} == {b"a", b"b", b"m0006"}
     assert len({ask("SRANDMEMBER set:even").value for _ in range(300)}) > 150
     assert len({ask("ZRANDMEMBER ranks:even").value for _ in range(300)}) > 150
 
 
-def test_more_items_with_repetition_than_are_given_are_an_error(ask: Callable[..., Reply]) -> None:
+def test_more_items_with_repetition_than_are_given_are_error(ask: Callable[..., Reply]) -> None:
     for name in ("SRANDMEMBER set:small", "ZRANDMEMBER ranks:small", "HRANDFIELD map:large"):
         assert b"at most 10000000 items" in ask(f"{name} -10000001").raw
     assert ask("SRANDMEMBER missing -10000001").raw == b"*0\r\n"
 
 
-def test_memory_of_a_command_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_command_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reply, "WORKING_BYTES_MAX", 10_000)
     for line in ("SUNION set:even set:third", "ZUNION 2 ranks:even set:third", "SORT_RO list:large ALPHA"):
         assert b"intermediate results exceed 10000 bytes" in ask(line).raw
@@ -184,7 +184,7 @@ def test_ranges_by_text_find_their_members_in_large_sorted_sets(ask: Callable[..
     assert ask("ZLEXCOUNT ranks:small + -").value == 0
 
 
-def test_a_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Callable[..., Reply]) -> None:
+def test_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Callable[..., Reply]) -> None:
     flat = ask("ZRANGE ranks:even 0 -1 WITHSCORES", 2).plain
     pairs = ask("ZRANGE ranks:even 0 -1 WITHSCORES", 3).value
     assert flat == [part for pair in pairs for part in pair.plain]

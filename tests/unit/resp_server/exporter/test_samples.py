@@ -24,7 +24,7 @@ def test_servers_of_several_state_clusters_are_distinguished_by_address() -> Non
     assert found["sparkis_topology_version", ()] == 5
 
 
-def test_a_shadow_rule_may_have_commas_and_each_outcome_is_counted() -> None:
+def test_shadow_rule_may_have_commas_and_each_outcome_is_counted() -> None:
     scrape, counts = Scrape(), ShadowCounts(compared=3, skipped=1)
     rule = "cars, compared=9"
     text = f"rule={rule}," + ",".join(f"{name}={count}" for name, count in counts.fields().items())
@@ -36,7 +36,7 @@ def test_a_shadow_rule_may_have_commas_and_each_outcome_is_counted() -> None:
     assert outcomes == {outcome.value for outcome in counts.outcomes}
 
 
-def test_a_job_without_a_visible_epoch_has_no_age() -> None:
+def test_job_without_visible_epoch_has_no_age() -> None:
     row = {
         "name": "job", "keys": None, "applied": -1, "committed": 6, "lag_epochs": 7, "lag_ms": None, "age_ms": None,
         "epochs_per_minute": 60, "changes_per_minute": 600, "stale": 0, "incomplete": 0, "skipped_rows": 7,

@@ -13,7 +13,7 @@ from resp_server.metrics.stats import CommandStats
 from tests.unit.resp_server.exporter.scraped import OPEN_METRICS, samples
 
 
-def test_a_label_has_no_more_values_than_it_may_and_the_rest_is_other() -> None:
+def test_label_has_no_more_values_than_it_may_and_rest_is_other() -> None:
     scrape, jobs_max = Scrape(), LABELS["job_name"].values_max
     for number in range(jobs_max + 3):
         scrape.add("job_keys", 10, job_name=f"job{number}")
@@ -27,7 +27,7 @@ def test_a_label_has_no_more_values_than_it_may_and_the_rest_is_other() -> None:
     assert found["sparkis_job_lag_seconds", (OTHER,)] == jobs_max + 2
 
 
-def test_the_bound_of_states_is_one_for_each_job() -> None:
+def test_bound_of_states_is_one_for_each_job() -> None:
     scrape, states_max = Scrape(), LABELS["state"].values_max
     for job in ("a", "b"):
         for number in range(states_max + 1):
@@ -37,14 +37,14 @@ def test_the_bound_of_states_is_one_for_each_job() -> None:
     assert found["sparkis_state_keys", ("a", OTHER)] == found["sparkis_state_keys", ("b", OTHER)] == 1
 
 
-def test_a_metric_has_the_labels_that_it_declares() -> None:
+def test_metric_has_labels_that_it_declares() -> None:
     with pytest.raises(KeyError):
         Scrape().add("no_such_metric", 1)
     with pytest.raises(TypeError, match=r"sparkis_job_keys has the labels \('job_name',\), not \('state',\)"):
         Scrape().add("job_keys", 1, state="s")
 
 
-def test_a_histogram_counts_each_call_once_and_its_buckets_only_grow() -> None:
+def test_histogram_counts_each_call_once_and_its_buckets_only_grow() -> None:
     scrape, fast, slow = Scrape(), CommandStats(), CommandStats()
     fast.count(1000, 1000 * 1023)  # just below the first bound
     fast.count(1, 1024)  # and just above
@@ -73,13 +73,13 @@ def test_a_histogram_counts_each_call_once_and_its_buckets_only_grow() -> None:
     }
 
 
-def test_a_job_s_name_cannot_forge_a_line() -> None:
+def test_jobs_name_cannot_forge_line() -> None:
     scrape, name = Scrape(), 'a"} 7\nsparkis_forged 1\n\\'
     scrape.add("job_keys", 1, job_name=name)
     assert samples(scrape) == {("sparkis_job_keys", (name,)): 1.0}
 
 
-def test_an_older_prometheus_gets_the_older_format() -> None:
+def test_older_prometheus_gets_older_format() -> None:
     scrape = Scrape()
     scrape.add("keyspace_hits_total", 3)
     text = text_of(scrape, "text/plain;version=0.0.4")
@@ -87,7 +87,7 @@ def test_an_older_prometheus_gets_the_older_format() -> None:
     assert b"# EOF" not in text.body and text_of(scrape, OPEN_METRICS).body.endswith(b"# EOF\n")
 
 
-def test_declarations_follow_the_rules_of_openmetrics() -> None:
+def test_declarations_follow_rules_of_openmetrics() -> None:
     for name, metric in METRICS.items():
         assert name.startswith("sparkis_") and (metric.kind is Kind.COUNTER) == name.endswith("_total")
         assert set(metric.labels) <= set(LABELS) and not metric.help.endswith(".")

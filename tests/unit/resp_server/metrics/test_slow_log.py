@@ -17,7 +17,7 @@ from resp_server.metrics.stats import CommandStats, Stats
 GET = [b"GET", b"job:temp:1"]
 
 
-def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(connect: Callable[..., Any]) -> None:
+def test_slow_log_without_threshold_has_all_requests_newest_first(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(client.server.observation.is_on)
     client.send_buffer(GET, [b"MGET", b"job:temp:1", b"job:temp:2"], [b"HGETALL", b"job:visits:/"])
@@ -26,7 +26,7 @@ def test_without_a_threshold_all_requests_are_in_the_slow_log_the_newest_first(c
     assert [entry.id for entry in client.server.observation.slow_requests.log.newest(10)] == [2, 1, 0]
 
 
-def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..., Any]) -> None:
+def test_no_request_is_in_slow_log_that_was_fast_enough(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=3_600_000_000)
     client.send_buffer(GET, [b"PING"], [b"HGETALL", b"job:visits:/"])
     assert client.ask("SLOWLOG LEN") == b":0\r\n"
@@ -52,7 +52,7 @@ def test_slow_log_entry_has_time_client_and_duration(connect: Callable[..., Any]
     assert client.ask("SLOWLOG GET 1") == head + rest
 
 
-def test_a_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> None:
+def test_reply_in_steps_is_timed_to_its_end(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=0)
     client.session.set_observed(True)
     steps: list[int] = []
@@ -80,13 +80,13 @@ def test_slow_log_hides_passwords(name: str, words: bytes, shown: bytes) -> None
     assert list(redacted(policy_of(name).redaction, words.split())) == shown.split()
 
 
-def test_a_long_request_is_kept_in_part() -> None:
+def test_long_request_is_kept_in_part() -> None:
     assert truncated([b"x" * 200]) == [b"x" * 128 + b"... (72 more bytes)"]
     assert truncated([b"a"] * 40) == [b"a"] * 31 + [b"... (9 more arguments)"]
     assert truncated([b"a"] * 32) == [b"a"] * 32
 
 
-def test_the_slow_log_keeps_the_newest() -> None:
+def test_slow_log_keeps_newest() -> None:
     slow = SlowLog()
     slow.set_id_sequence(3, 10)
     for number in range(5):
@@ -98,7 +98,7 @@ def test_the_slow_log_keeps_the_newest() -> None:
     assert len(slow) == 0
 
 
-def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> None:
+def test_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> None:
     client = connect(slowlog_log_slower_than=-1, slowlog_max_len=2)
     client.server.observation.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
     other = [[9, 6_000, 8, ["B"], "b:2", ""], [8, 4_000, 8, ["C"], "b:2", ""]]
@@ -107,7 +107,7 @@ def test_the_slow_logs_of_several_processes_are_one(connect: Callable[..., Any])
     assert [row[0] for row in pending.make()] == [9, 0]
 
 
-def test_an_event_has_its_longest_time_of_each_second() -> None:
+def test_event_has_its_longest_time_of_each_second() -> None:
     event = LatencyTimeSeries()
     for second, milliseconds in [(1, 5), (1, 3), (2, 9), (2, 12)]:
         event.add(second, milliseconds)
@@ -148,7 +148,7 @@ def test_latency_commands_show_events(connect: Callable[..., Any]) -> None:
     assert client.ask("LATENCY LATEST") == b"*0\r\n"
 
 
-def test_a_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None:
+def test_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None:
     client = connect(latency_monitor_threshold=1)
     for age_s, milliseconds in [(90, 10), (5, 100), (3, 55), (0, 500)]:
         client.server.clock = lambda age_s=age_s: 1_700_000_000_000 - age_s * 1000
@@ -161,7 +161,7 @@ def test_a_graph_is_drawn_as_redis_draws_it(connect: Callable[..., Any]) -> None
     )
 
 
-def test_a_histogram_has_the_steps_of_redis() -> None:
+def test_histogram_has_steps_of_redis() -> None:
     command_stats = CommandStats()
     for nanoseconds in (1, 1_000, 1_024, 5_000, 40_000, 40_001, 2_000_000):
         command_stats.count(1, nanoseconds)

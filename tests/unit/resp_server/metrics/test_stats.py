@@ -38,7 +38,7 @@ def test_numbers_are_added_up() -> None:
     assert stats.errors == {"ERR": 7, "CODE1": 1, "CODE2": 1, "CODE4": 1}
 
 
-def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> None:
+def test_each_number_is_added_up_but_most_that_waits_for_one_client() -> None:
     names = [each.name for each in fields(ProcessStats) if each.name != "stats"]
     parts = [ProcessStats(**{name: factor * at for at, name in enumerate(names, 1)}) for factor in (5, 2)]
     expected = {name: 7 * at for at, name in enumerate(names, 1)}
@@ -46,18 +46,18 @@ def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> Non
     assert ProcessStats.total(parts) == ProcessStats(**expected)
 
 
-def test_statistics_are_the_same_after_transfer() -> None:
+def test_statistics_survive_transfer() -> None:
     parsed = json.loads(json.dumps(some(3).to_json()))
     assert ProcessStats.from_json(parsed) == some(3)
 
 
-def test_adding_up_leaves_the_parts_as_they_are() -> None:
+def test_adding_up_leaves_parts_as_they_are() -> None:
     part = some(2)
     ProcessStats.total([part, part])
     assert part == some(2)
 
 
-def test_a_process_knows_its_own_numbers() -> None:
+def test_process_knows_its_own_numbers() -> None:
     own = ProcessStats.of_this_process(Stats(), clients=3)
     assert own.clients == 3
     assert own.resident_bytes_peak >= own.resident_bytes > 1 << 20

@@ -13,7 +13,7 @@ from resp_server.protocol.request_parser import LongRequest
 pytestmark = pytest.mark.compiled
 
 
-def test_an_untracked_request_grows_as_before_and_is_freed_with_its_last_reference() -> None:
+def test_untracked_request_grows_as_before_and_is_freed_with_its_last_reference() -> None:
     request = LongRequest([b"MGET"], 0)
     assert gc.is_tracked(request)
     native.client_fields.untrack(request)

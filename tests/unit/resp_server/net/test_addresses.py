@@ -11,7 +11,7 @@ from resp_server.net.addresses import address_of, host_and_port
     ("host", "port", "address"),
     [("10.0.0.1", 7377, "10.0.0.1:7377"), ("driver", 1, "driver:1"), ("fe80::1", 65_535, "[fe80::1]:65535")],
 )
-def test_an_address_is_written_and_read(host: str, port: int, address: str) -> None:
+def test_address_is_written_and_read(host: str, port: int, address: str) -> None:
     assert address_of(host, port) == address
     assert host_and_port(address) == (host, port)
 
@@ -30,7 +30,7 @@ def test_invalid_address_is_refused_as_written(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["::1:8330", "fe80::1:7377", "2001:db8::12", "2001:db8:0:0:0:0:0:1:8330", "::"])
-def test_ipv6_address_without_brackets_is_refused_with_the_correct_form(address: str) -> None:
+def test_ipv6_address_without_brackets_is_refused_with_correct_form(address: str) -> None:
     """`::1:8330` is port 8330 of ::1, or all of an address."""
     with pytest.raises(ValueError, match=r"an IPv6 address is in brackets: \[::1\]:6379"):
         host_and_port(address)

@@ -20,6 +20,6 @@ def test_child_finds_packages_of_source_tree(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_own_source_precedes_the_pythonpath_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_source_precedes_pythonpath_of_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{children.SOURCE}")
     assert children.environment()["PYTHONPATH"] == f"{children.SOURCE}:/elsewhere"

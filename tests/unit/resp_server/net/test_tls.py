@@ -57,7 +57,7 @@ def test_parts_of_one_ca_trust_each_other(authority: Authority):
     meet(server_context(files(authority)), client_context(files(authority, "other")))
 
 
-def test_a_part_of_another_ca_is_refused_as_a_client_and_as_a_server(authority: Authority, tmp_path: Path):
+def test_part_of_another_ca_is_refused_as_client_and_as_server(authority: Authority, tmp_path: Path):
     stranger = files(Authority(tmp_path), "stranger")
     for server, client in ((files(authority), stranger), (stranger, files(authority))):
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
@@ -65,7 +65,7 @@ def test_a_part_of_another_ca_is_refused_as_a_client_and_as_a_server(authority: 
         assert reason_of(refused.value).startswith("its certificate is refused: ")
 
 
-def test_without_a_ca_a_part_trusts_only_its_own_certificate(authority: Authority):
+def test_part_without_ca_trusts_only_its_own_certificate(authority: Authority):
     own = files(authority, ca=False)
     meet(server_context(own), client_context(own))
     with pytest.raises(ssl.SSLCertVerificationError):

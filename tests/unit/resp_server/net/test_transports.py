@@ -11,7 +11,7 @@ from tests.clock import ManualClock
 STEP_S_MAX = 0.25
 
 
-def test_frequently_ticked_clock_shows_the_time() -> None:
+def test_frequently_ticked_clock_shows_time() -> None:
     wall = ManualClock()
     clock = AwakeClock(STEP_S_MAX, wall)
     began_s = clock()
@@ -21,7 +21,7 @@ def test_frequently_ticked_clock_shows_the_time() -> None:
     assert clock() - began_s == 8 * STEP_S_MAX
 
 
-def test_a_pause_of_this_process_is_one_step() -> None:
+def test_pause_of_this_process_is_one_step() -> None:
     wall = ManualClock()
     clock = AwakeClock(STEP_S_MAX, wall)
     began_s = clock()

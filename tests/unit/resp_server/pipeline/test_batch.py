@@ -66,7 +66,7 @@ def last_reply(released: list[str]) -> SlicedEncoder:
     return SlicedEncoder(Sliced(iter(chunks), lambda: released.append("released"), count=2), 2)
 
 
-def test_a_reply_in_steps_ends_the_batch() -> None:
+def test_reply_in_steps_ends_batch() -> None:
     batch, released = batch_of_a_client(), list[str]()
     batch.add(b"+first\r\n")
     index = batch.expect()
@@ -85,7 +85,7 @@ def test_a_reply_in_steps_ends_the_batch() -> None:
     assert released == ["released"]
 
 
-def test_the_last_reply_is_released_if_the_client_leaves() -> None:
+def test_last_reply_is_released_if_client_leaves() -> None:
     batch, released = batch_of_a_client(), list[str]()
     batch.expect()
     batch.end_with(last_reply(released))
@@ -93,7 +93,7 @@ def test_the_last_reply_is_released_if_the_client_leaves() -> None:
     assert released == ["released"]
 
 
-def test_the_last_reply_is_released_if_the_connection_ends_before_it() -> None:
+def test_last_reply_is_released_if_connection_ends_before_it() -> None:
     batch, released = batch_of_a_client(), list[str]()
     batch.add(b"+first\r\n")
     index = batch.expect()

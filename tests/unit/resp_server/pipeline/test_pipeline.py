@@ -26,14 +26,14 @@ def test_unknown_command_is_reported_before_noauth(connect: Callable[..., Any]) 
     assert client.ask("client foo").startswith(b"-ERR unknown subcommand 'foo'")
 
 
-def test_arity_is_checked_before_a_password_is_asked_for(connect: Callable[..., Any]) -> None:
+def test_arity_is_checked_before_password_is_asked_for(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("get") == ARITY
     assert client.ask("get a") == NOAUTH
     assert client.ask("client id") == NOAUTH
 
 
-def test_a_password_is_asked_for_before_a_write_is_refused(connect: Callable[..., Any]) -> None:
+def test_password_is_asked_for_before_write_is_refused(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("set a") == b"-ERR wrong number of arguments for 'set' command\r\n"
     assert client.ask("set a b") == NOAUTH
@@ -87,7 +87,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("line", REQUESTS)
-def test_a_run_of_requests_is_answered_as_each_by_itself(connect: Callable[..., Any], line: str, protocol: int) -> None:
+def test_run_of_requests_is_answered_as_each_by_itself(connect: Callable[..., Any], line: str, protocol: int) -> None:
     request = [word.encode() for word in line.split()]
     run, general = connect(), connect()
     run.session.protocol = general.session.protocol = protocol
@@ -119,7 +119,7 @@ def test_equal_requests_are_answered_as_by_general_path(connect: Callable[..., A
     assert_same_counts(run, general)
 
 
-def test_a_connection_that_is_not_plain_is_answered_request_by_request(client: Any) -> None:
+def test_connection_that_is_not_plain_is_answered_request_by_request(client: Any) -> None:
     client.ask("CLIENT REPLY OFF")
     assert client.send([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
     client.ask("CLIENT REPLY ON")
@@ -166,7 +166,7 @@ def test_batched_requests_are_answered_and_counted_like_single_ones(client: Any)
     assert together == b"".join(client.ask(line) for line in alike)
 
 
-def test_a_long_request_is_not_answered_together_with_others(client: Any) -> None:
+def test_long_request_is_not_answered_together_with_others(client: Any) -> None:
     short, long = [b"GET", b"job:temp:1"], LongRequest([b"GET", b"job:temp:2"], UNSPLIT_BYTES_MAX + 1)
     each = [client.send(short), client.send(long), client.send(short)]
     assert each[1].startswith(b"-ERR 'get' takes ")
@@ -190,7 +190,7 @@ def test_slow_batch_is_one_slowlog_entry(client: Any) -> None:
     ]
 
 
-def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:
+def test_requests_after_reply_in_steps_are_kept(client: Any) -> None:
     keys = [b"job:temp:%d" % i for i in range(20)] * 50
     waiting = [[b"PING"], [b"MGET", *keys], [b"MGET", b"job:temp:1"], [b"PING"]]
     out: list[bytes] = []
@@ -217,12 +217,12 @@ def test_nothing_is_answered_after_quit(client: Any) -> None:
     assert client.session.is_closing
 
 
-def test_a_browsers_request_is_closed_in_silence(client: Any) -> None:
+def test_http_request_of_browser_is_closed_without_reply(client: Any) -> None:
     assert client.send([b"POST", b"/", b"HTTP/1.1"], [b"GET", b"a"]) == b""
     assert client.session.is_closing
 
 
-def test_a_silent_connection_gets_no_reply(client: Any) -> None:
+def test_silent_connection_gets_no_reply(client: Any) -> None:
     assert client.send([b"CLIENT", b"REPLY", b"OFF"], [b"PING"], [b"GET", b"a"], [b"KEYS", b"*"], [b"FOO"]) == b""
     assert client.ask("CLIENT REPLY ON") == b"+OK\r\n"
     assert client.send([b"CLIENT", b"REPLY", b"SKIP"], [b"PING"], [b"ECHO", b"a"]) == b"$1\r\na\r\n"
@@ -238,7 +238,7 @@ def test_another_database_is_empty(client: Any) -> None:
     assert client.ask("GET job:temp:1") == b"$1\r\n1\r\n"
 
 
-def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_is_answered_with_id_that_log_has(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     client.server.view.at = lambda key: 1 / 0
     for request in ([b"GET", b"a"], [b"TTL", b"a"], [b"STATE", b"LOCATE", b"a"]):
         reply = client.send(request)
@@ -248,7 +248,7 @@ def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pyte
     assert client.ask("PING") == b"+PONG\r\n"
 
 
-def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_spellings_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resp_server.command.spellings.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"

@@ -130,7 +130,7 @@ def test_node_refuses_slots_it_is_loading(node: Callable[[SlotSet], Node], reque
 
 
 @pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS])
-def test_server_outside_a_cluster_replies_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
+def test_server_outside_cluster_replies_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     assert node(LOW).ask(request_sent).startswith(b"-LOADING ")
 
 
@@ -141,7 +141,7 @@ def test_owned_slots_are_answered_while_others_are_missing(node: Callable[[SlotS
     assert not here.ask(request_sent).startswith(b"-")
 
 
-def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[SlotSet], Node]) -> None:
+def test_each_request_of_buffer_is_answered_by_itself(node: Callable[[SlotSet], Node]) -> None:
     here = node(LOW)
     here.stand(ALL)
     expected = b"".join(b"$1\r\n0\r\n" if slot_of(key) in LOW else refusal(key) for key in KEYS)
@@ -149,7 +149,7 @@ def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[SlotSet]
         assert here.gets(*KEYS) == expected
 
 
-def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[SlotSet], Node]) -> None:
+def test_held_reply_is_not_sent_once_its_slot_is_lost(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(ALL)
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[
     assert here.gets(*keys_in(LOW)) == b"$1\r\n0\r\n" * len(keys_in(LOW))
 
 
-def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[SlotSet], Node]) -> None:
+def test_loaded_slot_of_another_node_is_moved(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(LOW)
     assert here.gets(A_HIGH.encode()) == b"-MOVED %d 10.0.0.2:2\r\n" % slot_of(A_HIGH.encode())
@@ -188,14 +188,14 @@ def test_node_with_exactly_its_slots_counts_at_once(node: Callable[[SlotSet], No
     assert here.ask("DBSIZE") == count
 
 
-def test_a_node_scans_its_slots_for_keys_of_a_kind(node: Callable[[SlotSet], Node]) -> None:
+def test_node_scans_its_slots_for_keys_of_kind(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(LOW)
     assert here.ask("SCAN 0 COUNT 1000 TYPE string").startswith(b"*2\r\n$1\r\n0\r\n*%d\r\n" % len(keys_in(LOW)))
     assert here.ask("SCAN 0 COUNT 1000 TYPE list") == b"*2\r\n$1\r\n0\r\n*0\r\n"
 
 
-def test_a_reply_in_steps_stays_at_the_slots_that_were_owned(node: Callable[[SlotSet], Node]) -> None:
+def test_reply_in_steps_stays_at_slots_that_were_owned(node: Callable[[SlotSet], Node]) -> None:
     here = node(ALL)
     here.stand(ALL)
     later = here.reply_to(b"KEYS", b"*")

@@ -42,7 +42,7 @@ def test_port_and_ports_together_are_refused(tmp_path: Path, capsys: pytest.Capt
         (["registry", "--bind", "0.0.0.0"], ["--token-file /nowhere", "say with --advertise HOST"]),
     ],
 )
-def test_all_mistakes_of_a_command_line_are_reported_together(
+def test_all_mistakes_of_command_line_are_reported_together(
     words: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--log", "/nowhere", "--token-file", "/nowhere"]) == 1

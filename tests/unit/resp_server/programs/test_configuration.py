@@ -81,7 +81,7 @@ def test_client_options_with_another_meaning_are_not_shared_with_servers(
     assert parsed("ui")["port"] == 80 and parsed("ui", "--port", "81")["port"] == 81
 
 
-def test_an_option_of_the_command_line_is_stronger_than_one_that_excludes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_of_command_line_is_stronger_than_one_that_excludes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_METRICS", "9379")
     assert parsed("health")["metrics"].port == 9379  # type: ignore[attr-defined]
     assert parsed("health", "--url", "redis://h")["metrics"] is None
@@ -102,13 +102,13 @@ def test_command_line_overrides_environment_and_file(file: Path, monkeypatch: py
     assert options["loglevel"] == "warning"
 
 
-def test_a_program_has_the_values_of_its_own_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_has_values_of_its_own_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_CONFIG", str(file))
     assert parsed("proxy")["port"] == 2
     assert parsed("registry", "--log", "l")["port"] != 1
 
 
-def test_values_of_an_option_that_may_be_repeated_are_not_joined(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_option_that_may_be_repeated_are_not_joined(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("serve", "--config", file, "--log", "b", "--log", "c")["log"] == ["b", "c"]
     monkeypatch.setenv("SPARKIS_LOG", "d 'e f'")
     assert parsed("serve", "--config", file)["log"] == ["d", "e f"]
@@ -133,19 +133,21 @@ def test_all_mistakes_are_reported_with_their_lines(
     ("text", "mistake"),
     [("port = ", "Invalid value (at "), ("a = 1\na = 2", "Cannot overwrite a value (at ")],
 )
-def test_a_file_that_is_no_toml(file: Path, text: str, mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_toml_is_refused_with_reason(
+    file: Path, text: str, mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_text(text)
     (line,) = mistakes_of(capsys, "serve", "--config", file)
     assert line.startswith(f"sparkis serve: {file}: {mistake}")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_configuration_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mistakes_of(capsys, "serve", "--config", tmp_path / "x") == [
         f"sparkis serve: {tmp_path / 'x'}: No such file or directory"
     ]
 
 
-def test_the_address_that_kubernetes_sets_is_no_port(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_that_kubernetes_sets_is_no_port(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_PORT", "tcp://10.0.0.1:7379")
     assert parsed("serve", "--config", file)["port"] == 1
 
@@ -157,7 +159,7 @@ def test_help_is_printed_with_any_file(file: Path, capsys: pytest.CaptureFixture
     assert "--config FILE" in capsys.readouterr().out
 
 
-def test_check_finds_the_mistakes_of_all_programs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_finds_mistakes_of_all_programs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: 7 values, no mistakes\n"
     file.write_text('x = 1\n[serv]\nport = 1\n["proxy"]\nport = -1\n')
@@ -169,7 +171,7 @@ def test_check_finds_the_mistakes_of_all_programs(file: Path, capsys: pytest.Cap
     ]
 
 
-def test_show_names_the_source_of_each_value_and_hides_passwords(
+def test_show_names_source_of_each_value_and_hides_passwords(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARKIS_UPSTREAM", "redis://user:s3cret@cache")
@@ -188,7 +190,7 @@ def test_show_names_the_source_of_each_value_and_hides_passwords(
     assert capsys.readouterr().err.startswith("sparkis config: 'servee' is none of serve, ")
 
 
-def test_every_setting_that_can_change_is_an_option() -> None:
+def test_every_setting_that_can_change_is_option() -> None:
     options = {action.option_strings[0].lstrip("-") for action in command("serve").parser()._actions}
     changing = {row.option for row in ROWS.values() if row.is_modifiable}
     assert "maxclients" in changing and changing <= options
@@ -207,7 +209,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(NAMES, VALUES), st.sampled_from(["serve", "proxy", "registry"]))
-def test_a_rewritten_file_has_the_new_values_and_all_else_as_it_was(values: dict[str, str], table: str) -> None:
+def test_rewritten_file_has_new_values_and_all_else_as_it_was(values: dict[str, str], table: str) -> None:
     before = tomlkit.parse(FILE).unwrap()
     text = rewritten(f"# first\n{FILE}# last\n", table, values)
     after = tomlkit.parse(text).unwrap()

@@ -19,7 +19,7 @@ def drain_of(*words: str) -> Drain:
     return Drain(parser.parse_args(words))
 
 
-def test_without_a_signal_no_step_runs() -> None:
+def test_no_step_runs_without_signal() -> None:
     drain = drain_of()
 
     async def step(seconds_max: float) -> None:
@@ -29,7 +29,7 @@ def test_without_a_signal_no_step_runs() -> None:
     assert not drain.is_urgent
 
 
-def test_the_steps_share_the_time() -> None:
+def test_steps_share_time() -> None:
     drain = drain_of("--drain-timeout", "7")
     drain.signalled()
     given: list[float] = []
@@ -42,7 +42,7 @@ def test_the_steps_share_the_time() -> None:
     assert not drain.is_urgent
 
 
-def test_a_second_signal_ends_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_ends_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "SAME_SIGNAL_S", -1.0)
     drain = drain_of()
     drain.signalled()
@@ -59,14 +59,14 @@ def test_a_second_signal_ends_the_steps(monkeypatch: pytest.MonkeyPatch) -> None
     assert drain.is_urgent and was_cancelled == [True]
 
 
-def test_signals_at_the_same_time_count_as_one() -> None:
+def test_signals_at_same_time_count_as_one() -> None:
     drain = drain_of()
     drain.signalled()
     drain.signalled()
     assert not drain.is_urgent
 
 
-def test_the_error_of_a_step_is_raised() -> None:
+def test_error_of_step_is_raised() -> None:
     drain = drain_of()
     drain.signalled()
 

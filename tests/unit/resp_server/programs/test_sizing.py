@@ -33,11 +33,11 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("cost", unit_costs.ALL, ids=lambda cost: cost.meaning)
-def test_the_page_of_a_cost_has_its_words(cost: unit_costs.Cost) -> None:
+def test_page_of_cost_has_its_words(cost: unit_costs.Cost) -> None:
     assert cost.words in page(cost.page)
 
 
-def test_numbers_of_the_pages_follow_from_the_costs() -> None:
+def test_numbers_of_pages_follow_from_costs() -> None:
     scale = page("docs/scale.md")
     measured = Load(keys=1, updates=1, reads=1)
     assert change_bytes(measured) == 72 and change_bytes(replace(measured, key_bytes=30, value_bytes=20)) == 81
@@ -48,7 +48,7 @@ def test_numbers_of_the_pages_follow_from_the_costs() -> None:
     assert f"| a registry | {unit_costs.REGISTRY.value / 1e6:g} MB" in scale
 
 
-def test_the_estimate_of_71_million_updates_a_minute_is_that_of_the_page() -> None:
+def test_estimate_of_71_million_updates_a_minute_is_that_of_page() -> None:
     section = page("docs/scale.md").partition("## 71 million updates a minute")[2].partition("## 10 million reads")[0]
     size = estimate(replace(AT_SCALE, reads=0))
     assert f"{size.writing_cores_all:.1f} cores of executors" in section
@@ -62,7 +62,7 @@ def test_the_estimate_of_71_million_updates_a_minute_is_that_of_the_page() -> No
 
 
 @pytest.mark.parametrize("pipeline", [1, 16, 100])
-def test_the_table_of_10_million_reads_is_that_of_the_page(pipeline: int) -> None:
+def test_table_of_10_million_reads_is_that_of_page(pipeline: int) -> None:
     size = estimate(replace(AT_SCALE, pipeline=pipeline, updates=0))
     how = "one request at a time" if pipeline == 1 else f"pipelines of {pipeline}"
     table = page("docs/scale.md").partition("## 10 million reads a second")[2]
@@ -79,7 +79,7 @@ def test_more_of_anything_never_needs_less() -> None:
             assert amounts == sorted(amounts), (name, what)
 
 
-def test_appliers_and_clients_stay_within_the_part_of_a_core_that_may_be_busy() -> None:
+def test_appliers_and_clients_stay_within_part_of_core_that_may_be_busy() -> None:
     for load in (
         AT_SCALE,
         replace(AT_SCALE, in_python=True),
@@ -90,7 +90,7 @@ def test_appliers_and_clients_stay_within_the_part_of_a_core_that_may_be_busy() 
         assert size.serving_cores <= 0.5 + 1e-6 and size.applying_cores <= 0.5 * chosen.jobs + 1e-6
 
 
-def test_each_replica_is_a_copy_of_all_that_a_server_has() -> None:
+def test_each_replica_is_copy_of_all_that_server_has() -> None:
     alone, copied = estimate(AT_SCALE), estimate(replace(AT_SCALE, replicas=2))
     assert copied.servers == 3 * alone.servers and copied.store_bytes_all == 3 * alone.store_bytes_all
     assert copied.log_read_bytes_per_s_all == 3 * alone.log_read_bytes_per_s_all
@@ -119,7 +119,7 @@ def test_retained_size_of_log_is_as_documented() -> None:
     assert estimate(rare).log_bytes_max == pytest.approx(2 * snapshot + 72 * 2 * 60_000)
 
 
-def test_requests_and_replies_have_the_bytes_of_the_protocol() -> None:
+def test_requests_and_replies_have_bytes_of_protocol() -> None:
     assert request_bytes(3) == len(b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n")
     assert reply_bytes(4) == len(b"$4\r\n12.5\r\n")
 
@@ -130,7 +130,7 @@ def test_bottlenecks_are_named() -> None:
     assert len(many.warnings) == 2 and "files of the log" in many.warnings[0] and "GB of the log" in many.warnings[1]
 
 
-def test_the_command_prints_the_estimate_its_assumptions_and_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_estimate_its_assumptions_and_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--pipeline", "100", "--busy", "100"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^servers +3 +3 with a part of the keys each$", printed, re.MULTILINE)
@@ -138,7 +138,7 @@ def test_the_command_prints_the_estimate_its_assumptions_and_its_costs(capsys: p
     assert "assumptions:" in printed and "docs/scale.md" in printed
 
 
-def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["load"]["updates"] == pytest.approx(71e6 / 60)

@@ -26,7 +26,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(("text", "ports"), [("7400-7402", [7400, 7401, 7402]), ("7400", [7400]), ("0", [0])])
-def test_ports_are_a_range_or_one(text: str, ports: list[int]) -> None:
+def test_ports_are_range_or_one(text: str, ports: list[int]) -> None:
     assert list(parse("--ports", text).ports) == ports
 
 
@@ -48,12 +48,12 @@ def test_ports_that_cannot_be_are_refused(text: str, capsys: pytest.CaptureFixtu
         ("[fe80::1]:7400", ("fe80::1", 7400)),
     ],
 )
-def test_an_advertised_address_has_a_port_or_not(text: str, advertised: tuple[str, int | None]) -> None:
+def test_advertised_address_has_port_or_not(text: str, advertised: tuple[str, int | None]) -> None:
     assert parse("--advertise", text).advertise == advertised
 
 
 @pytest.mark.parametrize("text", ["", "[]", "host:", "host:0", "host:70000", "fe80::1]:x"])
-def test_an_advertised_address_that_cannot_be_is_refused(text: str) -> None:
+def test_advertised_address_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(SystemExit):
         parse("--advertise", text)
 
@@ -68,7 +68,7 @@ def test_server_keeps_its_identity(tmp_path: Path) -> None:
     assert Identity.of(tmp_path).port == 0
 
 
-def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_comes_from_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARKIS_CONTROL_TOKEN", raising=False)
     with pytest.raises(ValueError, match="there is no token"):
         token_of(parse())
@@ -79,7 +79,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
     assert token_of(parse()) == "of the environment"
 
 
-def test_of_two_registries_the_one_of_the_higher_term_stays(tmp_path: Path) -> None:
+def test_registry_of_higher_term_stays(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
     first = RegistryLease.acquire(filesystem, "a:1", 0)
     first.renew(None)
@@ -104,7 +104,7 @@ def test_two_registries_of_one_term_differ_by_their_addresses(tmp_path: Path) ->
         read_registry_file(filesystem)
 
 
-def test_a_report_is_read_back() -> None:
+def test_report_is_read_back() -> None:
     report = Report("0" * 40, "host", 7400, True, False, 3, SlotSet.parse("1-5"))
     assert Report.parse(report.to_json()) == report
     report = replace(
@@ -113,7 +113,7 @@ def test_a_report_is_read_back() -> None:
     assert Report.parse(report.to_json()) == report
 
 
-def test_reports_of_other_versions_are_understood() -> None:
+def test_reports_of_other_versions_are_accepted() -> None:
     report = Report("0" * 40, "host", 7400, jobs={"job": Visible("g", 1, 2, 3, "/log")}, logs={"/log": "id"})
     content = json.loads(report.to_json())
     # An older registry reads these fields, and ignores all others.

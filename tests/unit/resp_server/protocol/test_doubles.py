@@ -36,7 +36,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("number", "text"), TEXTS)
-def test_a_double_is_written_as_redis_7_4_writes_it(number: float, text: bytes) -> None:
+def test_double_is_written_as_redis_7_4_writes_it(number: float, text: bytes) -> None:
     """The texts are those of a Redis 8.0.2, whose ZSCORE writes them as that of 7.4."""
     assert double_text(number) == text
     assert float(text) == number
@@ -68,7 +68,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("word", "read"), READ)
-def test_a_double_is_read_as_c_reads_it(word: bytes, read: Double | None) -> None:
+def test_double_is_read_as_c_reads_it(word: bytes, read: Double | None) -> None:
     assert read_double(word) == read
 
 

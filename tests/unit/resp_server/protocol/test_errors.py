@@ -83,7 +83,7 @@ DENIED = (
         (cluster_is_static("x"), "ERR command 'x' is not served by sparkis: a node does not change its topology"),
     ],
 )
-def test_an_error_has_the_line_that_clients_parse(error: ReplyError | ProtocolError, line: str) -> None:
+def test_error_has_line_that_clients_parse(error: ReplyError | ProtocolError, line: str) -> None:
     assert error.line == line.encode()
 
 
@@ -92,16 +92,16 @@ def test_two_classes_of_one_code_are_refused() -> None:
         type("Other", (ReplyError,), {}, code="ERR")
 
 
-def test_a_line_break_within_an_error_becomes_a_space() -> None:
+def test_line_break_within_error_becomes_space() -> None:
     assert GenericError("a\r\nb").line == b"ERR a  b"
 
 
-def test_bytes_of_the_clients_own_come_back_as_they_were() -> None:
+def test_bytes_of_clients_own_come_back_as_they_were() -> None:
     line = b"ERR unknown command '\xff\xfe', with args beginning with: '\xfd' "
     assert unknown_command([b"\xff\xfe", b"\xfd"]).line == line
 
 
-def test_a_long_unknown_command_is_cut() -> None:
+def test_long_unknown_command_is_cut() -> None:
     line = unknown_command([b"x" * 500, b"a" * 100, b"b" * 100, b"c"]).line
     assert line == b"ERR unknown command '%b', with args beginning with: '%b' '%b' " % (
         b"x" * 128,
@@ -112,11 +112,11 @@ def test_a_long_unknown_command_is_cut() -> None:
     assert exactly == b"ERR unknown command 'x', with args beginning with: '%b' " % (b"a" * 125)
 
 
-def test_arity_names_the_command() -> None:
+def test_arity_names_command() -> None:
     assert wrong_arity("client|setname").line == b"ERR wrong number of arguments for 'client|setname' command"
 
 
-def test_an_argument_is_shown_up_to_its_first_zero_byte() -> None:
+def test_argument_is_shown_up_to_its_first_zero_byte() -> None:
     assert unknown_command([b"x\0y", b"a\0b"]).line == b"ERR unknown command 'x', with args beginning with: 'a' "
 
 
@@ -130,7 +130,7 @@ def test_an_argument_is_shown_up_to_its_first_zero_byte() -> None:
         (SlotLoadingError("x"), b"LOADING x", b"CLUSTERDOWN Hash slot not served: x"),
     ],
 )
-def test_errors_of_the_store_become_replies(error: StoreError, line: bytes, line_of_a_node: bytes) -> None:
+def test_errors_of_store_become_replies(error: StoreError, line: bytes, line_of_a_node: bytes) -> None:
     assert reply_error_of(error).line == line
     assert reply_error_of(error, is_node=True).line == line_of_a_node
 

@@ -54,7 +54,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("pattern", "text", "is_match"), CASES)
-def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bool) -> None:
+def test_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bool) -> None:
     assert bool(matcher(pattern)(text)) is is_match
     assert LongPattern(pattern).matches(text) is is_match or pattern == b"*"
 
@@ -94,15 +94,15 @@ def test_case_is_ignored_when_asked() -> None:
     ("pattern", "start"),
     [(b"abc", b"abc"), (b"ab*c*", b"ab"), (b"a?", b"a"), (b"a[b]", b"a"), (b"a\\*", b"a"), (b"*", b""), (b"", b"")],
 )
-def test_a_pattern_starts_with_its_text_before_the_first_special_character(pattern: bytes, start: bytes) -> None:
+def test_pattern_starts_with_its_text_before_first_special_character(pattern: bytes, start: bytes) -> None:
     assert literal_start(pattern) == start
 
 
-def test_a_pattern_full_of_stars_is_no_trap() -> None:
+def test_pattern_full_of_stars_is_no_trap() -> None:
     assert not matcher(b"*a" * 200 + b"b")(b"a" * 20_000)
 
 
-def test_a_pattern_may_not_be_longer_than_the_limit() -> None:
+def test_pattern_may_not_be_longer_than_limit() -> None:
     with pytest.raises(GenericError, match="may have 1024 bytes; this one has 1025"):
         matcher(b"a" * (PATTERN_BYTES_MAX + 1))
 
@@ -123,7 +123,7 @@ MARKS = some.lists(
 
 
 @given(pattern=MARKS.map(b"".join), text=some.binary(max_size=60).map(lambda text: bytes(b"ab-["[b % 4] for b in text)))
-def test_a_pattern_taken_apart_is_its_regular_expression(pattern: bytes, text: bytes) -> None:
+def test_pattern_taken_apart_is_its_regular_expression(pattern: bytes, text: bytes) -> None:
     for ignore_case in (False, True):
         expected = re.compile(translate(pattern, ignore_case), re.DOTALL).fullmatch(text) is not None
         assert LongPattern(pattern, ignore_case).matches(text) is expected
@@ -134,7 +134,7 @@ def test_a_pattern_taken_apart_is_its_regular_expression(pattern: bytes, text: b
     [b"*" + b"a?" * 510 + b"b*", b"*?a" * 340 + b"*b*", b"*" + b"[ab]?" * 200 + b"b*", b"*" + b"a" * 1022 + b"b"],
     ids=["any", "stars", "classes", "plain"],
 )
-def test_hostile_pattern_takes_no_more_steps_for_a_longer_text(pattern: bytes) -> None:
+def test_hostile_pattern_takes_no_more_steps_for_longer_text(pattern: bytes) -> None:
     """A regular expression would go back and forth within one call."""
     assert isinstance(matcher(pattern).__self__, LongPattern)  # type: ignore[attr-defined]
     short, long = (calls_of_match(pattern, b"a" * size) for size in (2_000, 1_000_000))

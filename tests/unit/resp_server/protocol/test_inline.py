@@ -30,7 +30,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("line", "words"), GOOD)
-def test_a_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
+def test_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
     assert inline_arguments(line) == words
 
 
@@ -38,6 +38,6 @@ def test_a_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
     "line",
     [b"'", b'"', b"a 'b", b'a "b', b"'a'b", b'"a"b', b"'a''b'", b'"\\', b'"\\x', b'"\\x4', b'"\\"', b"'\\'"],
 )
-def test_a_quote_that_is_not_closed_or_is_followed_by_text_is_an_error(line: bytes) -> None:
+def test_quote_that_is_not_closed_or_is_followed_by_text_is_error(line: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"^unbalanced quotes in request$"):
         inline_arguments(line)

@@ -7,7 +7,7 @@ import pytest
 from resp_server.protocol import rdb_encoder as rdb
 
 
-def test_the_checksum_is_redis_own() -> None:
+def test_checksum_is_redis_own() -> None:
     """The number is that of Redis' own test of its crc64.c."""
     assert rdb.crc64(b"123456789") == 0xE9C6D914C4B8D9CA
     assert rdb.crc64(b"6789", rdb.crc64(b"12345")) == rdb.crc64(b"123456789")
@@ -25,11 +25,11 @@ def test_the_checksum_is_redis_own() -> None:
         (2**32, b"\x81\x00\x00\x00\x01\x00\x00\x00\x00"),
     ],
 )
-def test_a_length_takes_as_few_bytes_as_it_may(number: int, written: bytes) -> None:
+def test_length_takes_fewest_bytes(number: int, written: bytes) -> None:
     assert rdb.length(number) == written
 
 
-def test_a_value_ends_with_the_version_and_the_checksum_of_all_before() -> None:
+def test_value_ends_with_version_and_checksum_of_all_before() -> None:
     parts = list(rdb.with_footer([b"\x00", rdb.text(b"hi")], rdb.VERSION))
     whole = b"".join(parts)
     assert whole[:-8] == b"\x00\x02hi\x0a\x00"

@@ -75,20 +75,20 @@ CASES: list[tuple[Any, bytes, bytes]] = [
 
 
 @pytest.mark.parametrize(("reply", "resp2", "resp3"), CASES)
-def test_a_reply_is_lowered_to_either_protocol(reply: object, resp2: bytes, resp3: bytes | None) -> None:
+def test_reply_is_lowered_to_either_protocol(reply: object, resp2: bytes, resp3: bytes | None) -> None:
     assert encode(reply, 2) == resp2
     if resp3 is not None:
         assert encode(reply, 3) == resp3
 
 
-def test_a_packed_map_is_sent_as_it_lies() -> None:
+def test_packed_map_is_sent_as_it_lies() -> None:
     packed = packed_map.pack([(b"a", b"1"), (b"b", b"22")])
     reply = PackedPairs(packed_map.count(packed), packed_map.body(packed))
     for protocol in (2, 3):
         assert encode(reply, protocol) == encode({b"a": b"1", b"b": b"22"}, protocol)
 
 
-def test_value_that_is_no_reply_is_a_named_bug() -> None:
+def test_value_that_is_no_reply_is_named_bug() -> None:
     with pytest.raises(TypeError, match="bytearray"):
         encode(bytearray(b"x"), 2)
 
@@ -101,12 +101,12 @@ def steps_of(sliced: Sliced, protocol: int = 2) -> list[bytes]:
     return steps
 
 
-def test_a_sliced_reply_of_known_count_is_sent_as_it_is_made() -> None:
+def test_sliced_reply_of_known_count_is_sent_as_it_is_made() -> None:
     steps = steps_of(Sliced(iter([[b"a"], [b"b"]]), lambda: None, count=2))
     assert steps == [b"*2\r\n$1\r\na\r\n", b"$1\r\nb\r\n", b""]
 
 
-def test_a_sliced_reply_of_unknown_count_is_sent_at_the_end() -> None:
+def test_sliced_reply_of_unknown_count_is_sent_at_end() -> None:
     steps = steps_of(Sliced(iter([[b"a"], [], [b"b"]]), lambda: None))
     assert steps == [b"", b"", b"", b"*2\r\n", b"$1\r\na\r\n$1\r\nb\r\n"]
 
@@ -118,7 +118,7 @@ def test_buffered_sliced_reply_is_sent_in_steps() -> None:
     assert max(map(len, steps)) <= STEP_BYTES_MAX + 10_100
 
 
-def test_a_long_item_is_sent_chunk_by_chunk() -> None:
+def test_long_item_is_sent_chunk_by_chunk() -> None:
     def part() -> LongItems:
         return LongItems([b"a", LongBulk(5, iter([b"12", b"345"])), None, LongBulk(0, iter([])), b"b"])
 
@@ -131,17 +131,17 @@ def test_a_long_item_is_sent_chunk_by_chunk() -> None:
     assert b"".join(steps_of(nested)) == encode([b"0", [b"a", b"12345", None, b"", b"b"], b"end"], 2)
 
 
-def test_the_first_item_may_be_long() -> None:
+def test_first_item_may_be_long() -> None:
     steps = steps_of(Sliced(iter([LongItems([LongBulk(5, iter([b"12", b"345"]))])]), lambda: None, FirstOf))
     assert steps == [b"$5\r\n", b"12", b"345", b"\r\n"]
 
 
-def test_the_count_of_a_sliced_reply_may_take_steps() -> None:
+def test_count_of_sliced_reply_may_take_steps() -> None:
     steps = steps_of(Sliced(iter([[b"a"]]), lambda: None, count=iter([3, -1, -1])))
     assert steps == [b"", b"", b"", b"", b"*1\r\n$1\r\na\r\n", b""]
 
 
-def test_a_sliced_map_counts_pairs() -> None:
+def test_sliced_map_counts_pairs() -> None:
     flat = [[b"a", b"1", b"b", b"2"], [b"c", b"3"]]
     assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict, 3), 3)) == encode(
         {b"a": b"1", b"b": b"2", b"c": b"3"}, 3
@@ -155,11 +155,11 @@ def test_sliced_numbers_are_added_up() -> None:
     assert b"".join(steps_of(Sliced(iter([[1, True], [2]]), lambda: None, int))) == b":4\r\n"
 
 
-def test_an_empty_sliced_reply_still_has_its_first_line() -> None:
+def test_empty_sliced_reply_still_has_its_first_line() -> None:
     assert steps_of(Sliced(iter([]), lambda: None, count=0)) == [b"*0\r\n"]
 
 
-def test_a_sliced_reply_that_breaks_its_promise_is_a_bug() -> None:
+def test_sliced_reply_that_breaks_its_promise_is_bug() -> None:
     with pytest.raises(RuntimeError, match="announced 3"):
         steps_of(Sliced(iter([[b"a"]]), lambda: None, count=3))
 
@@ -175,13 +175,13 @@ def test_sliced_pairs_are_nested_in_resp3_only() -> None:
         assert b"".join(steps_of(sliced, protocol)) == encode(Pairs(pairs), protocol)
 
 
-def test_a_sliced_set_is_a_set() -> None:
+def test_sliced_set_is_set() -> None:
     for protocol in (2, 3):
         sliced = Sliced(iter([[b"a"], [None]]), lambda: None, ReplySet, 2)
         assert b"".join(steps_of(sliced, protocol)) == encode(ReplySet([b"a", None]), protocol)
 
 
-def test_a_sliced_map_may_have_long_values() -> None:
+def test_sliced_map_may_have_long_values() -> None:
     for protocol in (2, 3):
         part = LongItems([b"a", LongBulk(2, iter([b"x", b"y"])), b"b", None])
         sliced = Sliced(iter([part]), lambda: None, dict, 2)
@@ -193,7 +193,7 @@ def test_sliced_frames_have_no_first_line() -> None:
     assert steps_of(sliced) == [b"", b"", b"", b"+a\r\n:1\r\n"]
 
 
-def test_the_first_item_of_nothing_is_nil() -> None:
+def test_first_item_of_nothing_is_nil() -> None:
     assert steps_of(Sliced(iter([[], []]), lambda: None, FirstOf)) == [b"", b"", b"$-1\r\n"]
     assert steps_of(Sliced(iter([]), lambda: None, FirstOf), 3) == [b"_\r\n"]
     assert steps_of(Sliced(iter([[], [None, b"a"]]), lambda: None, FirstOf), 3) == [b"", b"_\r\n"]
@@ -207,20 +207,20 @@ def test_long_items_are_sent_in_steps() -> None:
     assert len(steps) < 20
 
 
-def test_bytes_that_wait_for_the_count_are_counted() -> None:
+def test_bytes_waiting_for_count_are_counted() -> None:
     encoder = SlicedEncoder(Sliced(iter([[b"a"], [b"bc"]]), lambda: None), 2)
     counted = [(encoder.step(), encoder.buffered_bytes)[1] for _ in range(2)]
     assert counted == [len(b"$1\r\na\r\n"), len(b"$1\r\na\r\n$2\r\nbc\r\n")]
     assert not encoder.has_started
 
 
-def test_a_silent_reply_is_computed_and_not_sent() -> None:
+def test_silent_reply_is_computed_and_not_sent() -> None:
     parts = iter([[b"a"], [b"b"]])
     assert b"".join(steps_of(Sliced(parts, lambda: None, count=2, is_suppressed=True))) == b""
     assert next(parts, None) is None
 
 
-def test_a_reply_that_fails_before_its_first_line_may_still_be_an_error() -> None:
+def test_reply_that_fails_before_its_first_line_may_still_be_error() -> None:
     def parts() -> Iterator[list[bytes]]:
         yield []
         raise WrongTypeError
@@ -235,7 +235,7 @@ def test_a_reply_that_fails_before_its_first_line_may_still_be_an_error() -> Non
     assert other.has_started and other.pins_epoch
 
 
-def test_end_of_a_sliced_reply_releases_its_epoch_and_counts_its_time() -> None:
+def test_end_of_sliced_reply_releases_its_epoch_and_counts_its_time() -> None:
     calls: list[object] = []
     sliced = Sliced(iter([[b"a"]]), lambda: calls.append("released"), count=1, on_finished=calls.append)
     encoder = SlicedEncoder(sliced, 2)
@@ -246,7 +246,7 @@ def test_end_of_a_sliced_reply_releases_its_epoch_and_counts_its_time() -> None:
     assert isinstance(nanoseconds, int) and nanoseconds > 0
 
 
-def test_a_pending_chunk_is_awaited_and_is_an_item() -> None:
+def test_pending_chunk_is_awaited_and_is_item() -> None:
     pending = Pending(1.0, lambda: b"late")
     encoder = SlicedEncoder(Sliced(iter([[b"a"], pending, [b"c"]]), lambda: None), 2)
     sent = [encoder.step(), encoder.step()]
@@ -258,7 +258,7 @@ def test_a_pending_chunk_is_awaited_and_is_an_item() -> None:
     assert b"".join(sent) == encode([b"a", b"b", b"c"], 2)
 
 
-def test_of_a_pending_reply_the_first_resolution_counts() -> None:
+def test_first_resolution_of_pending_reply_counts() -> None:
     woken: list[str] = []
     pending = Pending(2.5, lambda: b"late")
     pending.when_resolved(lambda: woken.append("woken"))
@@ -268,7 +268,7 @@ def test_of_a_pending_reply_the_first_resolution_counts() -> None:
     assert pending.is_resolved and pending.make() == b"first" and woken == ["woken"]
 
 
-def test_a_client_that_no_longer_waits_is_not_woken() -> None:
+def test_client_that_no_longer_waits_is_not_woken() -> None:
     woken: list[str] = []
     pending = Pending(2.5, lambda: b"late")
     pending.when_resolved(lambda: woken.append("woken"))

@@ -80,14 +80,14 @@ def bytewise(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("data", "requests"), GOOD)
-def test_requests_come_out_of_a_whole_buffer(data: bytes, requests: list[Request]) -> None:
+def test_requests_come_out_of_whole_buffer(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, data) == requests
     assert parser.error is None
 
 
 @pytest.mark.parametrize(("data", "requests"), GOOD)
-def test_the_same_requests_come_out_byte_by_byte(data: bytes, requests: list[Request]) -> None:
+def test_same_requests_come_out_byte_by_byte(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, *bytewise(data)) == requests
     assert parser.error is None
@@ -105,7 +105,7 @@ def test_trailing_bytes_wait_for_their_rest(data: bytes, requests: list[Request]
 
 
 @pytest.mark.parametrize(("data", "text"), BAD)
-def test_a_broken_request_is_one_error_after_the_requests_before_it(data: bytes, text: str) -> None:
+def test_broken_request_is_one_error_after_requests_before_it(data: bytes, text: str) -> None:
     whole, single = RequestParser(), RequestParser()
     assert parsed(whole, PING + data + PING) == [[b"PING"]]
     assert parsed(single, PING, *bytewise(data)) == [[b"PING"]]
@@ -114,13 +114,13 @@ def test_a_broken_request_is_one_error_after_the_requests_before_it(data: bytes,
     assert whole.buffered_bytes == single.buffered_bytes == 0
 
 
-def test_a_line_of_exactly_the_limit_is_taken() -> None:
+def test_line_of_exactly_limit_is_taken() -> None:
     parser = RequestParser()
     line = b"a" * INLINE_BYTES_MAX
     assert parsed(parser, line, b"\n") == [[line]]
 
 
-def test_a_huge_argument_is_joined_once() -> None:
+def test_huge_argument_is_joined_once() -> None:
     parser = RequestParser()
     chunk = b"x" * 65_536
     assert parsed(parser, b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % (len(chunk) * 64)) == []
@@ -129,27 +129,27 @@ def test_a_huge_argument_is_joined_once() -> None:
     assert parsed(parser, b"\r\n" + PING) == [[b"ECHO", chunk * 64], [b"PING"]]
 
 
-def test_a_count_reserves_nothing() -> None:
+def test_count_reserves_nothing() -> None:
     parser = RequestParser()
     assert parser.buffered_bytes == 0
     assert parsed(parser, b"*2147483647\r\n$1\r\na\r\n") == []
     assert parser.buffered_bytes < 100
 
 
-def test_the_query_buffer_limit_counts_many_small_arguments() -> None:
+def test_query_buffer_limit_counts_many_small_arguments() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
     parsed(parser, b"*1000000\r\n", b"$1\r\na\r\n" * 1000)
     assert isinstance(parser.error, QueryBufferError)
     assert parser.buffered_bytes == 0
 
 
-def test_the_query_buffer_limit_counts_one_large_argument() -> None:
+def test_query_buffer_limit_counts_one_large_argument() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
     parsed(parser, b"*1\r\n$50000\r\n", *[b"a" * 1000] * 20)
     assert isinstance(parser.error, QueryBufferError)
 
 
-def test_an_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
+def test_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
     parser = RequestParser(is_restricted=True)
     assert parsed(parser, b"*10\r\n" + b"$1\r\na\r\n" * 10) == [[b"a"] * 10]
     assert parsed(parser, b"*1\r\n$16384\r\n" + b"a" * 16_384 + b"\r\n") == [[b"a" * 16_384]]
@@ -160,13 +160,13 @@ def test_an_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
     ("data", "text"),
     [(b"*11\r\n", "unauthenticated multibulk length"), (b"*1\r\n$16385\r\n", "unauthenticated bulk length")],
 )
-def test_an_unauthenticated_client_may_not_send_more(data: bytes, text: str) -> None:
+def test_unauthenticated_client_may_not_send_more(data: bytes, text: str) -> None:
     parser = RequestParser(is_restricted=True)
     assert parsed(parser, data) == []
     assert str(parser.error) == text
 
 
-def test_requests_after_auth_are_parsed_with_the_limits_of_its_result() -> None:
+def test_requests_after_auth_are_parsed_with_limits_of_its_result() -> None:
     parser = RequestParser(is_restricted=True)
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
     assert parsed(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]
@@ -176,7 +176,7 @@ def test_requests_after_auth_are_parsed_with_the_limits_of_its_result() -> None:
     assert not parser.has_buffered_requests
 
 
-def test_requests_of_an_unauthenticated_client_come_one_at_a_time() -> None:
+def test_requests_of_unauthenticated_client_come_one_at_a_time() -> None:
     parser = RequestParser(is_restricted=True)
     assert parsed(parser, PING * 3) == [[b"PING"]]
     assert parser.has_buffered_requests
@@ -184,7 +184,7 @@ def test_requests_of_an_unauthenticated_client_come_one_at_a_time() -> None:
     assert not parser.has_buffered_requests
 
 
-def test_splitting_takes_a_run_of_like_requests_and_leaves_the_rest() -> None:
+def test_splitting_takes_run_of_like_requests_and_leaves_rest() -> None:
     gets = b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in (b"a", b"bcd", b"", b"ef"))
     for rest in (b"", b"*2\r\n$3\r\nGE", PING + gets):
         requests, left = split_requests(gets + rest)
@@ -192,14 +192,14 @@ def test_splitting_takes_a_run_of_like_requests_and_leaves_the_rest() -> None:
         assert left == rest
 
 
-def test_splitting_takes_nothing_that_has_a_line_end_in_it() -> None:
+def test_splitting_takes_nothing_that_has_line_end_in_it() -> None:
     data = PING + b"*1\r\n$4\r\na\r\nb\r\n" + PING
     assert split_requests(data) == ([], data)
 
 
 @pytest.mark.parametrize("count", [CHUNK_STEPS - 1, CHUNK_STEPS, 3 * CHUNK_STEPS + 1])
 @pytest.mark.parametrize("word", [b"", b"a", b"a" * 300], ids=len)
-def test_a_request_of_many_arguments_is_taken_in_steps(count: int, word: bytes) -> None:
+def test_request_of_many_arguments_is_taken_in_steps(count: int, word: bytes) -> None:
     parser = RequestParser(in_chunks=True)
     data = PING * 2 + b"*%d\r\n" % count + b"$%d\r\n%b\r\n" % (len(word), word) * count + PING
     requests, words = [], [0]
@@ -213,7 +213,7 @@ def test_a_request_of_many_arguments_is_taken_in_steps(count: int, word: bytes) 
     assert not parser.buffered_bytes
 
 
-def test_a_long_argument_is_taken_as_a_whole_by_a_parser_that_works_in_steps() -> None:
+def test_long_argument_is_taken_whole_by_parser_that_works_in_steps() -> None:
     parser = RequestParser(in_chunks=True)
     data = b"*2\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n$1\r\nb\r\n"
     for start in range(0, len(data), 65_536):
@@ -223,7 +223,7 @@ def test_a_long_argument_is_taken_as_a_whole_by_a_parser_that_works_in_steps() -
     assert requests == [[b"a" * 300_000, b"b"]]
 
 
-def test_an_error_ends_a_parser_that_works_in_steps() -> None:
+def test_error_ends_parser_that_works_in_steps() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_chunks=True)
     assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
     assert isinstance(parser.error, QueryBufferError)
@@ -239,7 +239,7 @@ def test_an_error_ends_a_parser_that_works_in_steps() -> None:
     ],
     ids=["long word", "many words", "inline"],
 )
-def test_a_request_of_many_or_long_arguments_is_executed_in_steps(data: bytes, size_bytes: int) -> None:
+def test_request_of_many_or_long_arguments_is_executed_in_steps(data: bytes, size_bytes: int) -> None:
     first, request = RequestParser().feed(PING + data)
     assert list(first) == [b"PING"] and isinstance(request, LongRequest)
     assert request.size_bytes == size_bytes
@@ -250,7 +250,7 @@ def test_a_request_of_many_or_long_arguments_is_executed_in_steps(data: bytes, s
     [PING, b"*1024\r\n" + b"$1\r\na\r\n" * 1024, b"*1\r\n$200000\r\n" + b"a" * 200_000 + b"\r\n", b"a " * 1024 + b"\n"],
     ids=["short", "1024 words", "200 KB", "inline"],
 )
-def test_a_request_of_up_to_a_step_is_executed_at_once(data: bytes) -> None:
+def test_request_within_one_step_is_executed_at_once(data: bytes) -> None:
     [request] = RequestParser().feed(data)
     assert not isinstance(request, LongRequest)
 
@@ -277,7 +277,7 @@ def parsed_with_long_words(data: bytes, size: int) -> tuple[list[list[bytes]], R
 
 
 @pytest.mark.parametrize("size", [1 << 30, 300_000, 65_536, len(LONG) + 30, len(LONG) + 31, len(LONG) + 32])
-def test_a_long_value_is_not_joined(size: int) -> None:
+def test_long_value_is_not_joined(size: int) -> None:
     words = [b"MSET", b"a", LONG, b"b", b"1", b"c", LONG]
     data = b"*7\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
     found, parser = parsed_with_long_words(data + PING + data + PING, size)
@@ -285,7 +285,7 @@ def test_a_long_value_is_not_joined(size: int) -> None:
     assert parser.error is None and parser.buffered_bytes == 0
 
 
-def test_a_first_word_and_a_value_without_permission_are_joined() -> None:
+def test_first_word_and_value_without_permission_are_joined() -> None:
     data = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(LONG), LONG)
     assert RequestParser(VALUES).feed(data) == [[b"GET", LONG]]
     data = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$%d\r\n%b\r\n" % (len(LONG), LONG)
@@ -293,7 +293,7 @@ def test_a_first_word_and_a_value_without_permission_are_joined() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 30, 65_536])
-def test_a_long_value_has_its_limit_and_its_line_end(size: int) -> None:
+def test_long_value_has_its_limit_and_its_line_end(size: int) -> None:
     start = b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n"
     for data, error in (
         (b"$%d\r\n" % (2 * len(LONG) + 1), "invalid bulk length"),
@@ -304,7 +304,7 @@ def test_a_long_value_has_its_limit_and_its_line_end(size: int) -> None:
         assert error in str(parser.error) and parser.buffered_bytes == 0
 
 
-def test_the_buffer_s_limit_counts_a_long_value_that_has_not_arrived_whole() -> None:
+def test_query_buffer_limit_counts_incomplete_long_value() -> None:
     parser = RequestParser(RequestLimits(value_bytes_max=1 << 30, query_buffer_bytes_max=2 << 20), in_chunks=True)
     parser.feed(b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$100000000\r\n")
     for _ in range(40):

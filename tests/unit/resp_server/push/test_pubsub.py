@@ -37,7 +37,7 @@ def test_leaving_client_gets_nothing_and_its_names_go_in_steps(pubsub: PubSub, k
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
-def test_a_client_that_comes_again_while_it_leaves_is_there(pubsub: PubSub, kind: SubscriptionKind) -> None:
+def test_client_that_returns_while_it_leaves_stays_connected(pubsub: PubSub, kind: SubscriptionKind) -> None:
     client = session(1)
     pubsub.subscribe(client, kind, NAMES)
     steps = pubsub.leave(client)

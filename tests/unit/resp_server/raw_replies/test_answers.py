@@ -80,7 +80,7 @@ def test_coroutine_runs_to_missing_reply_and_ends_with_it() -> None:
     assert sink.found == [(3, b"+OK\r\n")]
 
 
-def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
+def test_only_first_reply_or_exception_of_request_counts() -> None:
     reply, sink = ReplyFuture(), Sink()
     reply.put(0, b"+first\r\n")
     reply.put(0, b"+second\r\n")
@@ -93,7 +93,7 @@ def test_only_the_first_reply_or_exception_of_a_request_counts() -> None:
     assert sink.found == [(0, b"+first\r\n")]
 
 
-def test_an_exception_of_a_coroutine_goes_to_its_sink() -> None:
+def test_exception_of_coroutine_goes_to_its_sink() -> None:
     sink, error = Sink(), GenericError("no")
 
     async def answer() -> Answer:
@@ -103,7 +103,7 @@ def test_an_exception_of_a_coroutine_goes_to_its_sink() -> None:
     assert sink.found == [(1, error)]
 
 
-def test_an_exception_of_a_sink_goes_to_the_same_sink() -> None:
+def test_exception_of_sink_goes_to_same_sink() -> None:
     sink = Sink(refuses=True)
 
     async def answer() -> Answer:
@@ -153,7 +153,7 @@ def test_first_exception_does_not_wait_for_other_replies() -> None:
     assert len(sink.found) == 1
 
 
-def test_the_first_error_among_joined_replies_is_the_reply() -> None:
+def test_first_error_among_joined_replies_is_reply() -> None:
     sink, later = Sink(), Later()
     replies = [start(answer_of(each)) for each in (b":1\r\n", b"-ERR a\r\n", b"-ERR b\r\n")]
     run_into(merge_answers(replies, lambda found: b"".join(map(as_bytes, found)), later), sink, 0)

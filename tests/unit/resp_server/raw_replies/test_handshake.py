@@ -38,11 +38,11 @@ def run(*replies: bytes) -> bytes:
     return asyncio.run(exchange())
 
 
-def test_a_server_of_an_older_version_may_refuse_what_it_does_not_need() -> None:
+def test_server_of_older_version_may_refuse_what_it_does_not_need() -> None:
     refused = b"-ERR unknown subcommand 'FRESHNESS'. Try STATE HELP.\r\n"
     assert run(b"+OK\r\n", refused, b"+OK\r\n").count(b"*") == len(REQUESTS)
 
 
-def test_another_request_that_is_refused_ends_the_handshake() -> None:
+def test_another_request_that_is_refused_ends_handshake() -> None:
     with pytest.raises(HandshakeError, match="unknown subcommand 'FOLLOW'"):
         run(b"+OK\r\n", b"+OK\r\n", b"-ERR unknown subcommand 'FOLLOW'. Try STATE HELP.\r\n")

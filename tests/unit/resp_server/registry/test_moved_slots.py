@@ -14,7 +14,7 @@ def topology(version: int, slots_of_a: str, slots_of_b: str) -> Topology:
     return Topology.of_json({"version": version, "nodes": nodes})
 
 
-def test_the_first_topology_moves_nothing() -> None:
+def test_first_topology_moves_nothing() -> None:
     moves = MovedSlots()
     moves.count(None, topology(1, "0-16383", ""), {A, B})
     assert (moves.slots, moves.failovers) == (0, 0)

@@ -9,7 +9,7 @@ from state_backend.log.filesystems import open_filesystem
 from state_backend.log.identity import IDENTITY_FILE, ensure_identity
 
 
-def test_identity_is_kept_while_the_folder_is_empty_until_another_log_is_there(tmp_path: Path) -> None:
+def test_identity_is_kept_while_folder_is_empty_until_another_log_is_there(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
     own = OwnLog(filesystem)
     own.read(())

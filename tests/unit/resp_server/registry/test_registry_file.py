@@ -13,7 +13,7 @@ from state_backend.model.errors import LogCorruptError
 RECORD = RegistryFile(3, "10.0.0.1:7377", 1, single_node_topology("10.0.0.2:7400"))
 
 
-def test_a_flipped_bit_of_a_record_is_an_error_or_changes_nothing() -> None:
+def test_flipped_bit_of_record_is_error_or_changes_nothing() -> None:
     stored = RECORD.to_bytes()
     refused = 0
     for bit in range(len(stored) * 8):
@@ -27,7 +27,7 @@ def test_a_flipped_bit_of_a_record_is_an_error_or_changes_nothing() -> None:
     assert refused > 0.9 * len(stored) * 8
 
 
-def test_a_record_of_a_version_without_checksums_is_read() -> None:
+def test_record_of_version_without_checksums_is_read() -> None:
     content = json.loads(RECORD.to_bytes())
     del content["checksum"]
     assert RegistryFile.parse(json.dumps(content).encode(), "registry.json") == RECORD

@@ -49,7 +49,7 @@ def log(tmp_path: Path, other: Other) -> Filesystem:
     return made
 
 
-def test_a_pause_of_its_own_is_not_taken_for_the_others_absence(log: Filesystem, other: Other) -> None:
+def test_pause_of_its_own_is_not_taken_for_others_absence(log: Filesystem, other: Other) -> None:
     async def play() -> None:
         waiting = asyncio.create_task(wait_for_absence(log, other.connect))
         await eventually_async(lambda: other.looks)
@@ -63,7 +63,7 @@ def test_a_pause_of_its_own_is_not_taken_for_the_others_absence(log: Filesystem,
     asyncio.run(play())
 
 
-def test_a_registry_that_cannot_be_reached_is_away_in_the_end(log: Filesystem, other: Other) -> None:
+def test_unreachable_registry_counts_as_absent(log: Filesystem, other: Other) -> None:
     def refuses(host: str, port: int) -> Client:
         raise standby.ClientError("nobody listens")
 
@@ -83,7 +83,7 @@ class OlderRegistry:
         raise ErrorReplyError("ERR not a request of a registry")
 
 
-def test_a_registry_of_an_older_version_is_stood_by_for(log: Filesystem, other: Other) -> None:
+def test_registry_of_older_version_is_stood_by_for(log: Filesystem, other: Other) -> None:
     ensure_identity(log)
     compared: set[tuple[str, int]] = set()
     assert standby._answers(log, lambda host, port: OlderRegistry(), compared)  # type: ignore[arg-type, return-value]

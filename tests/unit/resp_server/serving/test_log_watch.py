@@ -36,7 +36,7 @@ def watched(tmp_path: Path, body: Callable[[LogWatch, list[str], LocalFilesystem
     asyncio.run(run())
 
 
-def test_a_new_file_notices_its_job(tmp_path: Path) -> None:
+def test_new_file_notices_its_job(tmp_path: Path) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         for number in range(3):
             assert filesystem.create(f"b/{number}.json", b"")
@@ -47,7 +47,7 @@ def test_a_new_file_notices_its_job(tmp_path: Path) -> None:
     watched(tmp_path, body)
 
 
-def test_an_unfinished_file_notices_no_job(tmp_path: Path) -> None:
+def test_unfinished_file_notices_no_job(tmp_path: Path) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         (tmp_path / "a/.1.json.tmp").touch()
         filesystem.create("b/1.json", b"")
@@ -57,7 +57,7 @@ def test_an_unfinished_file_notices_no_job(tmp_path: Path) -> None:
     watched(tmp_path, body)
 
 
-def test_a_folder_that_was_replaced_is_watched_again(tmp_path: Path) -> None:
+def test_replaced_folder_is_watched_again(tmp_path: Path) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         (tmp_path / "a").rename(tmp_path / "away")
         filesystem.make_folder("a")
@@ -70,7 +70,7 @@ def test_a_folder_that_was_replaced_is_watched_again(tmp_path: Path) -> None:
     watched(tmp_path, body)
 
 
-def test_a_job_that_is_forgotten_is_not_noticed(tmp_path: Path) -> None:
+def test_forgotten_job_is_not_noticed(tmp_path: Path) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         watch.forget("a")
         filesystem.create("a/1.json", b"")
@@ -81,7 +81,7 @@ def test_a_job_that_is_forgotten_is_not_noticed(tmp_path: Path) -> None:
     watched(tmp_path, body)
 
 
-def test_a_missing_folder_is_watched_when_it_is_there(tmp_path: Path) -> None:
+def test_missing_folder_is_watched_when_it_is_there(tmp_path: Path) -> None:
     async def body(watch: LogWatch, noticed: list[str], filesystem: LocalFilesystem) -> None:
         watch.watch("a", [str(tmp_path / "a"), str(tmp_path / "late")])
         filesystem.make_folder("late")
@@ -94,7 +94,7 @@ def test_a_missing_folder_is_watched_when_it_is_there(tmp_path: Path) -> None:
     watched(tmp_path, body)
 
 
-def test_a_system_without_a_watch_left_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_system_without_watch_left_is_named_once_in_log(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))

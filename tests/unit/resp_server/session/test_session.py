@@ -13,12 +13,12 @@ def session(needs_auth: bool = False) -> Session:
     return Session(1, "127.0.0.1:1", "127.0.0.1:2", user, 0)
 
 
-def test_a_new_session_can_use_the_fast_path_unless_a_password_is_needed() -> None:
+def test_new_session_can_use_fast_path_unless_password_is_needed() -> None:
     assert session().can_use_fast_path
     assert not session(needs_auth=True).can_use_fast_path
 
 
-def test_every_special_state_leaves_the_fast_path() -> None:
+def test_every_special_state_leaves_fast_path() -> None:
     selected, silent, closing, entered = session(), session(), session(), session(needs_auth=True)
     selected.select(3)
     silent.set_reply_mode(ReplyMode.OFF)
@@ -30,7 +30,7 @@ def test_every_special_state_leaves_the_fast_path() -> None:
     assert selected.can_be_forwarded and not selected.can_use_checked_fast_path
 
 
-def test_reset_keeps_only_the_id_of_the_client() -> None:
+def test_reset_keeps_only_id_of_client() -> None:
     changed = session(needs_auth=True)
     changed.authenticate(changed.default_user)
     changed.select(3)

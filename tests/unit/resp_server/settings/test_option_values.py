@@ -70,6 +70,6 @@ def test_metrics_address_may_lack_its_host(text: str, address: tuple[str, int]) 
 
 
 @pytest.mark.parametrize("text", ["", ":", "::1", "::1:9379", "[::1]", "host:", "host:x", "99999", "http://host:1"])
-def test_malformed_metrics_address_is_refused_with_an_example(text: str) -> None:
+def test_malformed_metrics_address_is_refused_with_example(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not \[HOST:\]PORT, such as 9379, .* or \[::1\]:9379"):
         http_address(text)

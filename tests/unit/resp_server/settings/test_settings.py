@@ -26,14 +26,14 @@ def parser_of(program: str) -> argparse.ArgumentParser:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_option_of_a_program_is_a_row(program: str) -> None:
+def test_every_option_of_program_is_row(program: str) -> None:
     options = [action.option_strings[0] for action in parser_of(program)._actions if action.dest != "help"]
     assert options == [f"--{row.option}" for row in rows_for(program)]
     shown = [row.option for row in rows_for(program) if row.arguments_in(program)["help"] != argparse.SUPPRESS]
     assert list(options_of(parser_of(program))) == shown
 
 
-def test_every_row_with_an_option_is_in_the_help_of_each_of_its_programs() -> None:
+def test_every_row_with_option_is_in_help_of_each_of_its_programs() -> None:
     for row in TABLE:
         assert bool(row.programs) == bool(row.section), row
         assert [program for program in row.programs if row not in rows_for(program)] == []
@@ -41,7 +41,7 @@ def test_every_row_with_an_option_is_in_the_help_of_each_of_its_programs() -> No
 
 
 @pytest.mark.parametrize("program", SERVERS)
-def test_without_options_a_server_has_the_defaults_of_the_fields(program: str) -> None:
+def test_server_without_options_has_defaults_of_fields(program: str) -> None:
     options = parser_of(program).parse_args(["--log", "log"])
     assert config_of(options) == ServerConfig()
 
@@ -57,7 +57,7 @@ def given(row: Setting) -> str:
 
 
 @pytest.mark.parametrize("option", [row.option for row in ROWS.values() if row.programs and row.option != "tls-port"])
-def test_an_option_changes_its_field_and_no_other(option: str) -> None:
+def test_option_changes_its_field_and_no_other(option: str) -> None:
     (row,) = (each for each in ROWS.values() if each.option == option)
     config = config_of(parser_of("serve").parse_args(["--log", "log", f"--{option}", given(row)]))
     changed = [name for name in ServerConfig.__dataclass_fields__ if getattr(config, name) != row_default(name)]

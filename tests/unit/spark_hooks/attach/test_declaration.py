@@ -60,7 +60,7 @@ def test_unpickled_processor_has_its_declaration():
     assert processor_states(cloudpickle.dumps(again)) == processor_states(cloudpickle.dumps(made)) != ()
 
 
-def test_the_processor_itself_does_all_the_work():
+def test_processor_itself_does_all_work():
     called = []
     work = [name for name in vars(StatefulProcessor) if not name.startswith("_")]
 
@@ -100,7 +100,7 @@ def test_processor_without_declared_states_is_refused_at_once(processor: Any, st
         queryable_processor(processor, states=states)
 
 
-def test_a_worker_that_unpickles_a_processor_loads_nothing_else_of_the_hooks():
+def test_worker_that_unpickles_processor_loads_nothing_else_of_hooks():
     code = "import sys, spark_hooks.attach.processor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     hooks = {name for name in loaded if name.startswith("spark_hooks")}

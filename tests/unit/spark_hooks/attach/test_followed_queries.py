@@ -117,7 +117,7 @@ def test_flow_that_appears_is_followed_from_its_first_commit(storage: Storage, f
     assert list(queries.look()) == []
 
 
-def test_full_refresh_is_a_new_generation_of_the_same_job(storage: Storage, follow: Follow) -> None:
+def test_full_refresh_is_new_generation_of_same_job(storage: Storage, follow: Follow) -> None:
     storage.flow("a")
     queries = follow()
     (old,) = queries.start()
@@ -134,7 +134,7 @@ def test_full_refresh_is_a_new_generation_of_the_same_job(storage: Storage, foll
     assert old.batch == 4
 
 
-def test_restart_resumes_every_job_also_after_a_full_refresh(storage: Storage, follow: Follow) -> None:
+def test_restart_resumes_every_job_also_after_full_refresh(storage: Storage, follow: Follow) -> None:
     storage.flow("a", batch=0)
     storage.flow("b")
     with follow() as queries:

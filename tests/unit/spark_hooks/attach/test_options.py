@@ -18,14 +18,14 @@ def parsed(*words: object) -> argparse.Namespace:
     return command.parser().parse_args(["--checkpoint", "/c/one", *map(str, words)])
 
 
-def test_options_without_a_state_are_for_each_state() -> None:
+def test_options_without_state_are_for_each_state() -> None:
     (each,) = states_of(parsed("--on-bad-key", "fail", "--json-decimals", "text"))
     assert (each.is_for_all, each.on_bad_key, each.json_decimals) == (True, "fail", "text")
     (single,) = states_of(parsed("--key", "a", "b", "--separator", "|"))
     assert single == AttachedState(key=["a", "b"], separator="|")
 
 
-def test_the_decimals_of_json_are_an_option_beside_columns_and_in_a_file(tmp_path: Path) -> None:
+def test_decimals_of_json_are_option_beside_columns_and_in_file(tmp_path: Path) -> None:
     columns = {"mean": "avg(v)"}
     (single,) = states_of(parsed("--column", "mean=avg(v)", "--json-decimals", "text"))
     assert single == AttachedState(columns=columns, json_decimals="text")
@@ -37,7 +37,7 @@ def test_the_decimals_of_json_are_an_option_beside_columns_and_in_a_file(tmp_pat
     ]
 
 
-def test_a_file_has_the_options_of_several_states(tmp_path: Path) -> None:
+def test_file_has_options_of_several_states(tmp_path: Path) -> None:
     file = tmp_path / "states.toml"
     file.write_text(
         """
@@ -69,7 +69,7 @@ def test_a_file_has_the_options_of_several_states(tmp_path: Path) -> None:
         (None, "No such file"),
     ],
 )
-def test_unreadable_file_of_states_is_an_error_with_its_name(tmp_path: Path, text: str | None, error: str) -> None:
+def test_unreadable_file_of_states_is_error_with_its_name(tmp_path: Path, text: str | None, error: str) -> None:
     if text is not None:
         (tmp_path / "states.toml").write_text(text)
     with pytest.raises(DescriptorError, match=error):

@@ -33,7 +33,7 @@ def make(folder: Path, *paths: str) -> Path:
     return folder
 
 
-def test_checkpoint_is_a_job_with_the_name_of_its_folder(tmp_path: Path) -> None:
+def test_checkpoint_is_job_with_name_of_its_folder(tmp_path: Path) -> None:
     make(tmp_path, "one", "two", "x y", "d/one")
     one, two, other = tmp_path / "one", f"{tmp_path}/two/", tmp_path / "d/one"
     assert jobs("--checkpoint", one, "--checkpoint", two) == ["one", "two"]
@@ -47,7 +47,7 @@ def test_checkpoint_is_a_job_with_the_name_of_its_folder(tmp_path: Path) -> None
         check_jobs(sources("--checkpoint", one, "--checkpoint", other))
 
 
-def test_query_that_has_not_begun_a_batch_is_one_checkpoint(tmp_path: Path) -> None:
+def test_query_that_has_not_begun_batch_is_one_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "q").mkdir()
     with pytest.raises(CheckpointError, match="it is empty, or does not exist; and no query is below it: a query's "):
         sources("--checkpoint", tmp_path / "q")
@@ -57,7 +57,7 @@ def test_query_that_has_not_begun_a_batch_is_one_checkpoint(tmp_path: Path) -> N
         sources("--checkpoint", tmp_path)
 
 
-def test_queries_below_a_folder_have_the_names_of_their_paths(tmp_path: Path) -> None:
+def test_queries_below_folder_have_names_of_their_paths(tmp_path: Path) -> None:
     make(tmp_path, "one", "team/two", "x y/three:4")
     assert jobs("--checkpoint", tmp_path) == ["one", "team.two", "x_y.three_4"]
     assert jobs("--checkpoint", tmp_path, "--job", "prod-<name>")[:2] == ["prod-one", "prod-team.two"]
@@ -84,7 +84,7 @@ def test_flows_are_named_by_their_tables(tmp_path: Path) -> None:
         assert jobs("--checkpoint", tmp_path, "--job", text) == expected
 
 
-def test_clash_names_both_checkpoints_and_the_remedy(tmp_path: Path) -> None:
+def test_clash_names_both_checkpoints_and_remedy(tmp_path: Path) -> None:
     first, second = (f"_checkpoints/cat/{schema}/t/t/0" for schema in ("a", "b"))
     make(tmp_path, first, second)
     with pytest.raises(DescriptorError) as raised:
@@ -103,7 +103,7 @@ def test_clash_names_both_checkpoints_and_the_remedy(tmp_path: Path) -> None:
         ("q" * 250, None, "has 250 bytes in UTF-8; at most 200"),
     ],
 )
-def test_mistake_in_a_name_is_an_error(tmp_path: Path, path: str, job: str | None, error: str) -> None:
+def test_mistake_in_name_is_error(tmp_path: Path, path: str, job: str | None, error: str) -> None:
     words = () if job is None else ("--job", job)
     with pytest.raises(DescriptorError, match=error):
         jobs("--checkpoint", make(tmp_path, path), *words)

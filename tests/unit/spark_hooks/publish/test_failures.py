@@ -31,7 +31,7 @@ raise SystemExit("Spark's stack traces")
 """
 
 
-def test_a_script_that_the_failure_ends_waits_for_the_line() -> None:
+def test_script_that_failure_ends_waits_for_line() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False)
     assert done.stderr.splitlines() == ["Spark's stack traces", "job 'sensors': a null key"]

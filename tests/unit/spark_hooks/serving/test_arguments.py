@@ -23,7 +23,7 @@ def test_keywords_are_those_of_table_and_groups() -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_of_a_group_as_a_keyword_is_an_error_that_names_the_group(name: str) -> None:
+def test_field_of_group_as_keyword_is_error_that_names_group(name: str) -> None:
     session: Any = None
     with pytest.raises(TypeError) as raised:
         sparkis.serve(session, **{name: "x"})
@@ -44,13 +44,13 @@ def test_a_field_of_a_group_as_a_keyword_is_an_error_that_names_the_group(name: 
         ({"limits": "a=1"}, "limits is a group, not a str: write limits=Limits(...)"),
     ],
 )
-def test_a_value_in_place_of_a_group_is_refused_without_its_secrets(given: dict[str, Any], error: str) -> None:
+def test_value_in_place_of_group_is_refused_without_its_secrets(given: dict[str, Any], error: str) -> None:
     with pytest.raises(TypeError, match=re.escape(error)) as raised:
         check_groups(**given)
     assert "secret" not in str(raised.value)
 
 
-def test_limits_that_differ_from_the_defaults_become_options() -> None:
+def test_limits_that_differ_from_defaults_become_options() -> None:
     assert _limit_arguments(sparkis.Limits()) == []
     limits = sparkis.Limits(
         rates="a=1", maxclients=50, client_output_buffer_limit=OUTPUT_LIMITS | {"pubsub": (1 << 20, 0, 0)}
@@ -61,11 +61,11 @@ def test_limits_that_differ_from_the_defaults_become_options() -> None:
     ]
 
 
-def test_a_url_with_a_password_is_in_no_representation() -> None:
+def test_url_with_password_is_in_no_representation() -> None:
     assert "secret" not in repr(sparkis.Upstream("redis://:secret@cache", ownership="owners.json"))
 
 
 @pytest.mark.parametrize("group", [*GROUPS.values(), *PLACES.values()])
-def test_help_of_a_group_explains_each_field(group: type[Any]) -> None:
+def test_help_of_group_explains_each_field(group: type[Any]) -> None:
     explained = re.findall(r"^    (\w+): \S", inspect.getdoc(group) or "", re.MULTILINE)
     assert explained == list(group.__dataclass_fields__)

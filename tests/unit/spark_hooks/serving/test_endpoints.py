@@ -11,12 +11,12 @@ from spark_hooks.serving.endpoints import ControlAddress, url_of
 
 
 @pytest.mark.parametrize("tls", [None, TlsFiles("a.crt", "a.key", "ca.crt", "no")])
-def test_an_address_is_read_as_it_was_written(tmp_path: Path, tls: TlsFiles | None):
+def test_address_is_read_as_it_was_written(tmp_path: Path, tls: TlsFiles | None):
     address = ControlAddress(7000, "a token", "10.0.0.1", tls)
     address.write(tmp_path / "address.json")
     assert ControlAddress.read(tmp_path / "address.json") == address
 
 
-def test_scheme_of_a_url_chooses_tls():
+def test_scheme_of_url_chooses_tls():
     assert url_of("10.0.0.1", 7000, None) == "redis://10.0.0.1:7000"
     assert url_of("::1", 7000, "s/t", TlsFiles("a.crt", "a.key")) == "rediss://:s%2Ft@[::1]:7000"

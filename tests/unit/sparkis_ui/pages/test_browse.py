@@ -32,5 +32,5 @@ JOBS: list[Job] = jobs_of(
         ("unknown", "", "*"),
     ],
 )
-def test_a_pattern_is_made_of_key_formats(job: str, state: str, pattern: str) -> None:
+def test_pattern_is_made_of_key_formats(job: str, state: str, pattern: str) -> None:
     assert pattern_of(JOBS, job, state) == pattern

@@ -13,7 +13,7 @@ def row(epoch: int, value: Any, kind: str = "value", **more: Any) -> dict[str, A
     return {"epoch": epoch, "committed_at": b"2026-01-01T00:00:00Z", "kind": kind.encode(), "value": value} | more
 
 
-def test_a_moment_shows_which_fields_differ_from_those_before() -> None:
+def test_moment_shows_fields_that_changed() -> None:
     rows = [
         row(3, {b"a": b"2", b"b": b"9"}, "map"),
         row(2, {b"a": b"1", b"b": b"9"}, "map"),
@@ -22,7 +22,7 @@ def test_a_moment_shows_which_fields_differ_from_those_before() -> None:
     assert [each.differs for each in moments_of(rows)] == [{"a"}, {"a"}, set()]
 
 
-def test_a_deleted_key_is_gone() -> None:
+def test_deleted_key_is_gone() -> None:
     now, before = moments_of([row(2, None), row(1, b"x", is_oldest=1)])
     assert (now.is_gone, now.value) == (True, "")
     assert (before.is_gone, before.value, before.is_oldest) == (False, "x", True)

@@ -41,12 +41,12 @@ def texts(name: str, known: EndpointState, order: Order = AS_THEY_COME, pattern:
     return [[cell.text for cell in cells] for _, cells in rows]
 
 
-def test_the_options_name_all_tables() -> None:
+def test_options_name_all_tables() -> None:
     assert tuple(each.name for each in TABLES) == TABLE_NAMES
 
 
 @pytest.mark.parametrize("each", TABLES, ids=lambda each: each.name)
-def test_a_table_without_facts_has_no_rows(each: Table) -> None:
+def test_table_without_facts_has_no_rows(each: Table) -> None:
     assert rows_of(each, EndpointState()) == ([], 0)
 
 
@@ -73,7 +73,7 @@ def test_number_column_sorts_largest_first_and_unknown_last() -> None:
     assert [row[0] for row in texts("jobs", known, Order().by(jobs, age).by(jobs, age))] == ["e", "a", "b", "c", "d"]
 
 
-def test_a_heading_shows_the_order() -> None:
+def test_heading_shows_order() -> None:
     jobs = table("jobs")
     by_name = Order().by(jobs, 0)
     assert by_name.title_of(jobs, 0) == "JOB ▲" and by_name.title_of(jobs, 3) == "KEYS"
@@ -81,14 +81,14 @@ def test_a_heading_shows_the_order() -> None:
     assert by_name.by(jobs, 3).title_of(jobs, 3) == "KEYS ▼"
 
 
-def test_a_filter_keeps_the_rows_that_contain_a_text_in_any_case() -> None:
+def test_filter_keeps_rows_that_contain_text_in_any_case() -> None:
     known = state_with(job("flights"), job("weather", stale=True))
     assert [row[0] for row in texts("jobs", known, pattern="FLI")] == ["flights"]
     assert [row[0] for row in texts("jobs", known, pattern="stale")] == ["weather"]
     assert texts("jobs", known, pattern="none") == []
 
 
-def test_the_first_rows_of_many_are_shown_and_all_counted() -> None:
+def test_first_rows_of_many_are_shown_and_all_counted() -> None:
     known = state_with(*(job(f"{number:04}", keys=number) for number in range(ROWS_MAX + 20)))
     rows, count = rows_of(table("jobs"), known, Order().by(table("jobs"), 3))
     assert (len(rows), count) == (ROWS_MAX, ROWS_MAX + 20)
@@ -105,7 +105,7 @@ def test_states_have_their_key_formats() -> None:
     ]
 
 
-def test_servers_have_roles_and_silent_ones_a_reason() -> None:
+def test_servers_have_roles_and_silent_ones_reason() -> None:
     known = state_with()
     known.cluster = Cluster(
         nodes=facts.nodes_of(NODES),
@@ -132,7 +132,7 @@ def test_servers_have_roles_and_silent_ones_a_reason() -> None:
     ]
 
 
-def test_a_command_has_its_part_of_the_time() -> None:
+def test_command_shows_its_share_of_time() -> None:
     known = state_with()
     known.commands = facts.commands_of(
         {
@@ -146,7 +146,7 @@ def test_a_command_has_its_part_of_the_time() -> None:
     ]
 
 
-def test_users_and_slow_requests() -> None:
+def test_users_and_slow_requests_are_shown() -> None:
     known = state_with()
     lines = b"id=1 user=ada cmd=get idle=0 flags=t tot-cmds=%d tot-net-in=0 tot-net-out=0\n"
     before, now = (facts.Listing(facts.clients_of(lines % count), at_s) for count, at_s in ((1, 1.0), (5, 3.0)))

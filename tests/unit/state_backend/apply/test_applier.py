@@ -114,7 +114,7 @@ def publish_large(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> LogWri
 # Following ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_log_nothing_is_reported(followed: Followed) -> None:
+def test_nothing_is_reported_without_log(followed: Followed) -> None:
     followed.step()
     assert followed.events == []
 
@@ -189,7 +189,7 @@ def test_restarted_applier_continues_after_epoch_of_store(followed: Followed) ->
     assert followed.folders() == ["q1.1.0"]
 
 
-def test_existing_store_is_shown_before_the_log_is_followed(followed: Followed) -> None:
+def test_existing_store_is_shown_before_log_is_followed(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()
@@ -203,7 +203,7 @@ def test_existing_store_is_shown_before_the_log_is_followed(followed: Followed) 
     assert followed.values() == {b"a": b"v"}
 
 
-def test_a_new_writer_between_two_epochs_does_not_make_the_store_begin_anew(followed: Followed) -> None:
+def test_new_writer_between_two_epochs_does_not_make_store_begin_anew(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.writer().publish([put(b"b")])
@@ -252,7 +252,7 @@ def test_later_states_are_reported(followed: Followed) -> None:
     assert followed.values() == {b"a": b"v", b"b": b"v"}
 
 
-def test_a_dropped_states_keys_go_and_another_state_may_make_them(followed: Followed) -> None:
+def test_dropped_states_keys_go_and_another_state_may_make_them(followed: Followed) -> None:
     followed.writer(TEMP).publish([put(b"a"), put(b"b")])
     followed.step()
     renamed = StateDescriptor("renamed", key_format="job:temp:<k>", value="v")
@@ -269,7 +269,7 @@ def test_a_dropped_states_keys_go_and_another_state_may_make_them(followed: Foll
 # A log that is another one ------------------------------------------------------------------------------------------
 
 
-def test_a_new_generation_replaces_the_old_one_once_its_first_epoch_is_there(followed: Followed) -> None:
+def test_new_generation_replaces_old_one_once_its_first_epoch_is_there(followed: Followed) -> None:
     followed.writer().publish([put(b"old")])
     followed.step()
     writer = followed.writer(query_id="q2")
@@ -283,7 +283,7 @@ def test_a_new_generation_replaces_the_old_one_once_its_first_epoch_is_there(fol
     assert followed.folders() == ["q2.2.0"]
 
 
-def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followed) -> None:
+def test_rewound_log_is_built_anew_while_old_store_stays(followed: Followed) -> None:
     writer = followed.writer(on_rewind="truncate")
     for number in range(4):
         writer.publish([put(b"%d" % number)])
@@ -365,7 +365,7 @@ def test_store_is_refused_by_another_log_and_served_by_its_own(followed: Followe
     assert set(followed.values()) == {b"own"}
 
 
-def test_a_store_of_an_older_version_takes_the_identity_of_its_log(followed: Followed) -> None:
+def test_store_of_older_version_takes_identity_of_its_log(followed: Followed) -> None:
     followed.writer().publish([put(b"a")], clock_ms=1000)
     followed.step()
     kept = followed.store / "job" / "q1.1.0" / "log.json"
@@ -388,7 +388,7 @@ def test_moved_log_keeps_its_stores(followed: Followed) -> None:
     assert kept.root == str(followed.log)
 
 
-def test_broken_chain_is_an_error_without_rebuild(followed: Followed) -> None:
+def test_broken_chain_is_error_without_rebuild(followed: Followed) -> None:
     writer = followed.writer()
     for number in range(3):
         writer.publish([put(b"%d" % number)])
@@ -409,7 +409,7 @@ def test_broken_chain_is_an_error_without_rebuild(followed: Followed) -> None:
     ],
     ids=["removed", "from before the last boot", "no store any more"],
 )
-def test_lost_store_is_built_from_the_log(followed: Followed, lose: Callable[[Path], object]) -> None:
+def test_lost_store_is_built_from_log(followed: Followed, lose: Callable[[Path], object]) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.applier.close()
@@ -425,7 +425,7 @@ def test_lost_store_is_built_from_the_log(followed: Followed, lose: Callable[[Pa
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "changed"])
-def test_a_damaged_change_file_stops_before_its_epoch_until_it_is_restored(followed: Followed, damage: str) -> None:
+def test_damaged_change_file_stops_before_its_epoch_until_it_is_restored(followed: Followed, damage: str) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()
@@ -463,7 +463,7 @@ def test_damaged_epoch_file_stops_applier_until_restored(followed: Followed) -> 
 
 
 @pytest.mark.parametrize("missing", [[1], [1, 2]])
-def test_missing_epochs_are_an_error(followed: Followed, missing: list[int]) -> None:
+def test_missing_epochs_are_error(followed: Followed, missing: list[int]) -> None:
     writer = followed.writer()
     for number in range(4):
         writer.publish([put(b"%d" % number)])
@@ -479,7 +479,7 @@ def test_missing_epochs_are_an_error(followed: Followed, missing: list[int]) -> 
     assert followed.step()["applied"] == 3
 
 
-def test_a_log_without_its_beginning_is_an_error(followed: Followed) -> None:
+def test_log_without_its_beginning_is_error(followed: Followed) -> None:
     writer = followed.writer()
     for _ in range(3):
         writer.publish([])
@@ -487,7 +487,7 @@ def test_a_log_without_its_beginning_is_an_error(followed: Followed) -> None:
     assert "has no snapshot of that" in followed.step()["error"]
 
 
-def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> None:
+def test_unreachable_log_leaves_store_readable(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     aside = followed.log.rename(followed.log.with_name("aside"))
@@ -499,7 +499,7 @@ def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> Non
     assert followed.step()["error"] == ""
 
 
-def test_damaged_term_is_an_error_until_restored(followed: Followed) -> None:
+def test_damaged_term_is_error_until_restored(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.writer().publish([put(b"b")])
@@ -513,7 +513,7 @@ def test_damaged_term_is_an_error_until_restored(followed: Followed) -> None:
     assert followed.values() == {b"a": b"v", b"b": b"v"}
 
 
-def test_early_error_is_taken_back(followed: Followed) -> None:
+def test_error_of_first_step_ends_when_its_cause_ends(followed: Followed) -> None:
     folder = followed.log / "job" / "terms"
     folder.mkdir(parents=True)
     (folder / "1.json").write_bytes(b"{")
@@ -536,7 +536,7 @@ def test_key_of_two_states_stops_applier_before_epoch(followed: Followed) -> Non
     assert followed.values() == {b"a": b"v"}
 
 
-def test_a_full_store_stops_at_a_whole_epoch_and_goes_on_with_more_room(followed: Followed) -> None:
+def test_full_store_stops_at_whole_epoch_and_goes_on_with_more_room(followed: Followed) -> None:
     followed.restart(map_bytes_max=1 << 20)
     writer = followed.writer()
     writer.publish([put(b"a")])
@@ -722,7 +722,7 @@ def test_complete_mode_removes_unnamed_fields(followed: Followed) -> None:
             assert dict(snapshot.map_pairs(b"k")) == dict.fromkeys(names, b"v")
 
 
-def test_a_writer_is_alive_while_its_counter_moves() -> None:
+def test_writer_is_alive_while_its_counter_moves() -> None:
     now_s = 100.0
     pulse = HeartbeatWatch(lambda: now_s)
     sign = {"writer": "w", "count": 5, "is_running": True}
@@ -751,7 +751,7 @@ def test_staleness_is_reported_when_it_changes(followed: Followed) -> None:
     assert reported == [True, False, False, True]
 
 
-def test_an_applier_ends_with_its_input_after_the_step_in_hand(followed: Followed) -> None:
+def test_applier_ends_with_its_input_after_step_in_hand(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
     reading, writing = os.pipe()
     os.write(writing, b"look\n")
@@ -761,7 +761,7 @@ def test_an_applier_ends_with_its_input_after_the_step_in_hand(followed: Followe
     assert followed.known["applied"] == 0
 
 
-def test_a_step_records_the_events_of_an_epoch_that_was_committed_after_they_were_requested(followed: Followed) -> None:
+def test_step_records_events_of_epoch_that_was_committed_after_they_were_requested(followed: Followed) -> None:
     writer = followed.writer()
     writer.publish([put(b"a")])
     followed.step()

@@ -98,7 +98,7 @@ def test_only_its_slots_are_applied_counted_and_shown(scene: Scene) -> None:
     assert all(slot_of(key) in LOW for key in found)
 
 
-def test_no_slot_at_all_still_follows_the_epochs(scene: Scene) -> None:
+def test_no_slot_at_all_still_follows_epochs(scene: Scene) -> None:
     scene.applier.close()
     scene.start(NONE)
     scene.publish(b"1")
@@ -144,7 +144,7 @@ def test_snapshot_parts_without_its_slots_are_not_opened(scene: Scene, monkeypat
     assert (scene.reported["error"], scene.values()) == ("", of(SlotSet.parse("9000-9999"), b"1"))
 
 
-def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
+def test_file_whose_runs_are_not_those_listed_is_error(scene: Scene) -> None:
     number = scene.publish(b"x" * 1000)
     path = scene.log / "job/q.1/epochs" / f"{number}.json"
     epoch = Epoch.from_bytes(path.read_bytes(), "")
@@ -155,7 +155,7 @@ def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> Non
         list(log.runs("q.1", more, LOW))
 
 
-def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
+def test_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
     scene.applier.close()
     scene.start(ALL)
     scene.publish(b"1")
@@ -190,7 +190,7 @@ def test_gained_range_is_owned_once_caught_up(scene: Scene, monkeypatch: pytest.
     assert scene.store.applied.key_count == len(KEYS)
 
 
-def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scene) -> None:
+def test_lost_range_is_not_owned_at_once_even_when_log_is_away(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     scene.log.rename(scene.log.with_name("away"))
@@ -201,7 +201,7 @@ def test_a_lost_range_is_not_owned_at_once_even_when_the_log_is_away(scene: Scen
     assert scene.values() == of(SlotSet.parse("0-99"), b"1")
 
 
-def test_lost_range_is_reported_before_the_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_range_is_reported_before_log_is_followed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.publish(b"1")
     scene.settle()
     reported: list[str] = []
@@ -303,7 +303,7 @@ def test_cached_replies_are_dropped_when_slots_were_away(scene: Scene) -> None:
     view.close()
 
 
-def test_a_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Scene) -> None:
+def test_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Scene) -> None:
     scene.applier.close()
     scene.start(ALL)
     scene.publish(b"1")
@@ -315,7 +315,7 @@ def test_a_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Sc
     assert scene.store.applied.key_count == len(of(HIGH, b"1")) == entries(scene.store)
 
 
-def test_a_new_generation_is_built_of_the_slots_that_are_wanted(scene: Scene) -> None:
+def test_new_generation_is_built_of_slots_that_are_wanted(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     other = LogWriter(scene.log, "job", [STATE], "q2", takeover=True)
@@ -343,7 +343,7 @@ def test_line_on_input_changes_slots_and_wrong_one_does_not(scene: Scene, caplog
     assert "9-5 is no range of slots" in caplog.text
 
 
-def test_a_process_takes_slots_from_its_command_line_and_its_input(scene: Scene) -> None:
+def test_process_takes_slots_from_its_command_line_and_its_input(scene: Scene) -> None:
     scene.publish(b"1")
     scene.applier.close()
     command = [sys.executable, "-m", "state_backend.apply.applier", "--log", str(scene.log), "--job", "job"]
@@ -371,7 +371,7 @@ def test_a_process_takes_slots_from_its_command_line_and_its_input(scene: Scene)
     assert seen == ["0-99", "100-16383", "0-16383"]
 
 
-def test_slots_that_are_no_slots_are_refused_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slots_that_are_no_slots_are_refused_on_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         applier_module.main(["--log", "l", "--job", "j", "--store", "s", "--slots", "0-99999"])
     assert "0-99999 is no range of slots" in capsys.readouterr().err
@@ -380,7 +380,7 @@ def test_slots_that_are_no_slots_are_refused_on_the_command_line(capsys: pytest.
 # What is told --------------------------------------------------------------------------------------------------------
 
 
-def test_report_counts_the_requests_for_slots(scene: Scene) -> None:
+def test_report_counts_requests_for_slots(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     (opened,) = [event for event in scene.events if event["event"] == "open"]

@@ -65,7 +65,7 @@ def snapshot_of(size: int, log_bytes: int = 0) -> Epoch:
 # Marks --------------------------------------------------------------------------------------------------------------
 
 
-def test_between_two_marks_lies_no_more_than_a_step_and_an_epoch() -> None:
+def test_marks_are_at_most_one_step_and_one_epoch_apart() -> None:
     random = Random(1)
     since = 0
     for epoch in epochs_of([random.randrange(CHANGES_BYTES_MIN // 2) for _ in range(900)]):
@@ -90,7 +90,7 @@ def test_epochs_without_changes_are_marked_by_their_number() -> None:
 
 
 @pytest.mark.parametrize(("state", "steps"), [(0, 1), (8 << 20, 1), (9 << 20, 2), (100 << 20, 16), (1 << 30, 128)])
-def test_the_step_is_twice_the_state_rounded_up_to_a_power_of_two(state: int, steps: int) -> None:
+def test_step_is_twice_state_rounded_up_to_power_of_two(state: int, steps: int) -> None:
     (epoch,) = epochs_of([1])
     assert intervals_after(snapshot_of(state), epoch) == (steps * CHANGES_BYTES_MIN, EPOCHS_MAX)
 
@@ -118,7 +118,7 @@ def test_marks_of_busy_owners_move_apart_until_they_meet() -> None:
     assert 2_500 < written[0] == written[1] < 10_000
 
 
-def test_the_writer_counts_the_bytes_of_its_log_from_its_beginning(tmp_path: Path) -> None:
+def test_writer_counts_bytes_of_its_log_from_its_beginning(tmp_path: Path) -> None:
     log = ChangeLog(tmp_path).job("job")
     for _ in range(3):  # a writer goes on where another ended
         with LogWriter(tmp_path, "job", [STATE], "q", on_rewind="truncate") as writer:
@@ -136,7 +136,7 @@ def test_the_writer_counts_the_bytes_of_its_log_from_its_beginning(tmp_path: Pat
     assert len(epochs) == 5
 
 
-def test_an_epoch_of_an_older_version_is_read_and_marked_by_its_number_alone() -> None:
+def test_epoch_of_older_version_is_read_and_marked_by_its_number_alone() -> None:
     for number in (999, 1_000):
         stored = json.loads(Epoch(number, 1, None, 0, files=(ChangeFile("", 1 << 30, 0, 1),)).to_bytes())
         del stored["log_bytes"], stored["checksum"]
@@ -287,7 +287,7 @@ def marked_at_five(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_process_writes_the_requested_epoch_while_others_are_applied(tmp_path: Path) -> None:
+def test_process_writes_requested_epoch_while_others_are_applied(tmp_path: Path) -> None:
     root = tmp_path / "log"
     owners = [Owner(root, tmp_path / str(slots), slots) for slots in (LOW, HIGH)]
     with LogWriter(root, "job", [STATE], "q") as writer:
@@ -308,7 +308,7 @@ def test_process_writes_the_requested_epoch_while_others_are_applied(tmp_path: P
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_owner_of_all_slots_counts_from_the_newest_snapshot_of_any_writer(tmp_path: Path) -> None:
+def test_owner_of_all_slots_counts_from_newest_snapshot_of_any_writer(tmp_path: Path) -> None:
     root = tmp_path / "log"
     owners = [Owner(root, tmp_path / f"store{number}", ALL) for number in range(2)]
     with LogWriter(root, "job", [STATE], "q") as writer:
@@ -340,7 +340,7 @@ def test_owner_of_all_slots_counts_from_the_newest_snapshot_of_any_writer(tmp_pa
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owners_of_all_or_no_slots_ignore_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "log"
     monkeypatch.setattr(Compactor, "_start_process", lambda self: pytest.fail("a part is to be written"))
     monkeypatch.setattr(Compactor, "run_if_due", lambda self, log, store: None)
@@ -397,7 +397,7 @@ def test_ended_waiting_process_is_restarted_at_next_epoch(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_running_process_logs_as_its_applier_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_running_process_logs_as_its_applier_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "log"
     owner = Owner(root, tmp_path / "store", LOW)
     with LogWriter(root, "job", [STATE], "q") as writer:
@@ -418,7 +418,7 @@ def test_a_running_process_logs_as_its_applier_does(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_a_process_is_ended_while_it_waits(tmp_path: Path) -> None:
+def test_process_is_ended_while_it_waits(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "log", tmp_path / "store", LOW)
     with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
         for number in range(6):
@@ -435,7 +435,7 @@ def test_process_ends_with_its_applier(tmp_path: Path) -> None:
     assert subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout == b""
 
 
-def test_a_process_waits_for_its_epoch_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_waits_for_its_epoch_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor_module, "IDLE_S_MAX", 0.0)
     reading, writing = os.pipe()
     with os.fdopen(reading) as silent:
@@ -460,7 +460,7 @@ def test_requests_are_read_from_given_input_despite_reused_descriptor(
         assert requests.next() is None
 
 
-def test_a_store_of_another_generation_is_refused(
+def test_store_of_another_generation_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = Owner(tmp_path / "log", tmp_path / "store", LOW)

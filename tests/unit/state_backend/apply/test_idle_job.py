@@ -56,7 +56,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_a_job_without_news_has_no_work(scene: Scene) -> None:
+def test_job_without_news_has_no_work(scene: Scene) -> None:
     assert scene.rest["event"] == "rest"
     job = IdleJob(str(scene.root), "job", scene.rest)
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_a_job_without_news_has_no_work(scene: Scene) -> None:
     ],
     ids=["an epoch", "a writer", "damage", "no log", "a drop"],
 )
-def test_news_are_work(scene: Scene, change: Callable[[Scene], object]) -> None:
+def test_changed_job_has_work(scene: Scene, change: Callable[[Scene], object]) -> None:
     job = IdleJob(str(scene.root), "job", scene.rest)
     assert not job.has_work()
     change(scene)
@@ -83,7 +83,7 @@ def test_news_are_work(scene: Scene, change: Callable[[Scene], object]) -> None:
     assert job.has_work() or job.has_work()
 
 
-def test_a_writer_that_ends_makes_the_job_stale_and_is_no_work(scene: Scene) -> None:
+def test_writer_that_ends_makes_job_stale_and_is_no_work(scene: Scene) -> None:
     job = IdleJob(str(scene.root), "job", scene.rest | {"is_stale": False})
     assert not job.has_work()
     assert not job.is_stale
@@ -92,7 +92,7 @@ def test_a_writer_that_ends_makes_the_job_stale_and_is_no_work(scene: Scene) -> 
     assert job.is_stale
 
 
-def test_newer_offsets_of_the_sources_are_no_work(scene: Scene) -> None:
+def test_newer_offsets_of_sources_are_no_work(scene: Scene) -> None:
     offsets = {"source_offsets": ['{"orders":{"0":10}}'], "source_lag": None}
     job = IdleJob(str(scene.root), "job", scene.rest | offsets)
     scene.writer.send_heartbeat(sources={"at_ms": 7, "newest": {"0": {"orders": {"0": 12}}}})

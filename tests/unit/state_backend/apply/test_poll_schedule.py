@@ -43,7 +43,7 @@ class Job:
 
 
 @pytest.mark.parametrize(("shortest_s", "longest_s"), [(0.2, 1.0), (1.0, 1.1), (9.8, 10.2), (590.0, 610.0)])
-def test_an_epoch_is_found_soon_once_its_rhythm_is_known(shortest_s: float, longest_s: float) -> None:
+def test_epoch_is_found_soon_once_its_rhythm_is_known(shortest_s: float, longest_s: float) -> None:
     late_s_max = max(0.02, (longest_s - shortest_s) / 10)
     chance = random.Random(1)
     job = Job(lambda: chance.uniform(shortest_s, longest_s))
@@ -54,7 +54,7 @@ def test_an_epoch_is_found_soon_once_its_rhythm_is_known(shortest_s: float, long
     assert late[int(len(late) * 0.9)] < 3 * late_s_max
 
 
-def test_a_job_with_the_pause_of_the_looks_is_not_found_equally_late_for_ever() -> None:
+def test_job_committing_at_poll_interval_is_not_found_late_for_ever() -> None:
     job = Job(lambda: 1.0)
     job._commit_s = 0.3
     job.follow(40)
@@ -62,7 +62,7 @@ def test_a_job_with_the_pause_of_the_looks_is_not_found_equally_late_for_ever() 
     assert max(late) < 3 * SHORTEST_S
 
 
-def test_a_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
+def test_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
     chance = random.Random(1)
     job = Job(lambda: chance.uniform(9.9, 10.1))
     job.follow(20)
@@ -70,21 +70,21 @@ def test_a_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
     assert looks < 20 * 100
 
 
-def test_a_job_that_announces_its_epochs_is_rarely_looked_at() -> None:
+def test_job_that_announces_its_epochs_is_rarely_looked_at() -> None:
     job = Job(lambda: 10.0)
     job.follow(GAPS_MIN + 1, announced=True)
     late, looks = job.follow(100, announced=True)
     assert (max(late), looks) == (0.0, 0)
 
 
-def test_a_lost_announcement_delays_an_epoch_by_one_gap() -> None:
+def test_lost_announcement_delays_epoch_by_one_gap() -> None:
     job = Job(lambda: 2.0)
     job.follow(50, announced=True)
     late, _ = job.follow(1)
     assert late[0] <= 2.0 + SHORTEST_S
 
 
-def test_an_idle_job_is_looked_at_rarely() -> None:
+def test_idle_job_is_looked_at_rarely() -> None:
     job = Job(lambda: 1.0)
     job.follow(20)
     job._gap_s = lambda: 86_400.0
@@ -93,7 +93,7 @@ def test_an_idle_job_is_looked_at_rarely() -> None:
     assert looks < 86_400 / LONGEST_S + 200
 
 
-def test_servers_that_only_poll_a_folder_find_an_epoch_well_within_a_proxys_wait() -> None:
+def test_servers_that_only_poll_folder_find_epoch_well_within_proxys_wait() -> None:
     filesystem, chance = LocalFilesystem, random.Random(3)
     schedule = PollSchedule(
         filesystem.probe_interval_s, filesystem.probe_interval_s_max, filesystem.probe_interval_s_min

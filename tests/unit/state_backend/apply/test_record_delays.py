@@ -25,7 +25,7 @@ def counts(report: Any) -> dict[float, int]:
     return {bound: count for bound, count in zip((*BOUNDS_MS, float("inf")), report["counts"], strict=True) if count}
 
 
-def test_delay_is_the_age_and_the_wait_from_the_epoch_s_clock_to_readers() -> None:
+def test_delay_is_age_and_wait_from_epochs_clock_to_readers() -> None:
     delays = RecordDelays(SINCE_MS)
     assert delays.report() is None
     delays.add(epoch(0, 0, 0, 700), CLOCK_MS + 40)
@@ -40,7 +40,7 @@ def test_server_whose_clock_is_behind_counts_no_negative_wait() -> None:
     assert counts(delays.report()) == {10: 1}
 
 
-def test_quantiles_are_those_of_the_last_epoch_with_records() -> None:
+def test_quantiles_are_those_of_last_epoch_with_records() -> None:
     delays = RecordDelays(0)
     delays.add(epoch(0, *[0] * 98, 1000, 1000), CLOCK_MS)
     delays.add(epoch(1), CLOCK_MS)
@@ -51,7 +51,7 @@ def test_quantiles_are_those_of_the_last_epoch_with_records() -> None:
     assert report is not None and (report["p50_ms"], report["p99_ms"]) == (7, 7)
 
 
-def test_an_epoch_counts_once_and_not_if_it_is_older_than_the_process() -> None:
+def test_epoch_counts_once_and_not_if_it_is_older_than_process() -> None:
     delays = RecordDelays(SINCE_MS)
     delays.add(epoch(0, 0, clock_ms=SINCE_MS), SINCE_MS + 1)
     assert delays.report() is None
@@ -60,7 +60,7 @@ def test_an_epoch_counts_once_and_not_if_it_is_older_than_the_process() -> None:
     assert counts(delays.report()) == {10: 2}
 
 
-def test_reports_of_two_processes_are_one_histogram_with_the_later_quantiles() -> None:
+def test_reports_of_two_processes_are_one_histogram_with_later_quantiles() -> None:
     one, other = RecordDelays(0), RecordDelays(0)
     one.add(epoch(0, 0), CLOCK_MS)
     other.add(epoch(1, 600), CLOCK_MS)

@@ -84,7 +84,7 @@ def as_new(changes: list[Change]) -> list[Change]:
     return ordered([each._replace(key=b"new:" + each.key[4:]) if each.key[:4] == b"old:" else each for each in changes])
 
 
-def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Path) -> None:
+def test_all_of_jobs_state_has_new_keys_and_old_name_is_gone(tmp_path: Path) -> None:
     old_job(tmp_path)
     before = content(tmp_path, "old")
     assert "job old is now new" in rename(tmp_path, "old", "new")
@@ -123,7 +123,7 @@ def test_query_goes_on_under_new_name_and_replay_is_known(tmp_path: Path, caplog
         silent_writer(tmp_path, "old", STATES, "q")
 
 
-def test_a_total_is_carried_on(tmp_path: Path) -> None:
+def test_total_is_carried_on(tmp_path: Path) -> None:
     totals = [StateDescriptor("total", key="k", value="v", reduce="sum", columns={"v": "bigint"})]
 
     def add(job: str, number: int) -> None:
@@ -150,14 +150,14 @@ def test_renamed_job_is_incomplete_like_old_job(tmp_path: Path) -> None:
     assert ChangeLog(tmp_path).job("late").description("p.4").incomplete == ("facts",)
 
 
-def test_a_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
+def test_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
     old_job(tmp_path)
     silent_writer(tmp_path, "old", STATES[1:], "q")
     rename(tmp_path, "old", "new")
     assert {change.state for change in content(tmp_path, "new")} == {"facts", "hours", "trail", "planes"}
 
 
-def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_path: Path) -> None:
+def test_crash_at_any_write_leaves_whole_job_and_command_goes_on(tmp_path: Path) -> None:
     for allowed in range(100):
         root = tmp_path / str(allowed)
         old_job(root)
@@ -188,7 +188,7 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
     assert content(root, "new") == as_new(before)
 
 
-def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
+def test_writer_of_old_name_is_fenced(tmp_path: Path) -> None:
     writer = old_job(tmp_path)
     with pytest.raises(Died):
         rename(Dying(tmp_path, 5), "old", "new")
@@ -201,7 +201,7 @@ def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
         silent_writer(tmp_path, "new", STATES, "q").publish([], epoch=4)
 
 
-def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
+def test_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
     writer = old_job(tmp_path, checkpoint="/checkpoint", sends_heartbeats=True)
     writer.send_heartbeat()
 
@@ -216,7 +216,7 @@ def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
     writer.publish([])
 
 
-def test_a_job_whose_new_generation_is_held_back_is_not_renamed(tmp_path: Path) -> None:
+def test_job_whose_new_generation_is_held_back_is_not_renamed(tmp_path: Path) -> None:
     old_job(tmp_path).close()
     before = content(tmp_path, "old")
     with LogWriter(tmp_path, "old", STATES, "p", holds_back=True) as writer:
@@ -275,7 +275,7 @@ def test_applier_takes_renamed_job_and_logs_its_former_name(tmp_path: Path) -> N
     assert (opened["renamed_from"], opened["is_incomplete"]) == ("old", False)
 
 
-def test_an_applier_of_the_old_name_makes_no_error_of_its_jobs_end(tmp_path: Path) -> None:
+def test_applier_of_old_name_makes_no_error_of_its_jobs_end(tmp_path: Path) -> None:
     old_job(tmp_path / "log")
     events: list[dict[str, Any]] = []
     applier = Applier(ChangeLog(tmp_path / "log"), "old", tmp_path / "store", events.append)

@@ -91,7 +91,7 @@ def test_newest_snapshot_before_retention_stays_with_later_epochs(tmp_path: Path
     assert (log.snapshot_numbers("q.1"), log.numbers("q.1")) == ([54, 59], list(range(55, 60)))
 
 
-def test_nothing_is_collected_without_a_snapshot(tmp_path: Path) -> None:
+def test_nothing_is_collected_without_snapshot(tmp_path: Path) -> None:
     publish(tmp_path, range(20))
     log, current = current_of(tmp_path)
     assert sweep(log, current, at_ms=FAR_MS, retention_ms=0) == 0
@@ -125,7 +125,7 @@ def test_reader_without_its_epochs_continues_from_snapshot(tmp_path: Path) -> No
     applier.close()
 
 
-def test_a_reader_at_the_snapshots_epoch_keeps_its_store(tmp_path: Path) -> None:
+def test_reader_at_snapshots_epoch_keeps_its_store(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(10))
     applier, events = follower(log, tmp_path / "store")
@@ -138,7 +138,7 @@ def test_a_reader_at_the_snapshots_epoch_keeps_its_store(tmp_path: Path) -> None
     applier.close()
 
 
-def test_a_snapshot_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
+def test_snapshot_without_manifest_does_not_exist(tmp_path: Path) -> None:
     publish(tmp_path, range(5))
     log = ChangeLog(tmp_path).job("job")
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
@@ -148,7 +148,7 @@ def test_a_snapshot_without_a_manifest_does_not_exist(tmp_path: Path) -> None:
     assert snapshots.newest(log, current) is None
 
 
-def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
+def test_first_of_two_snapshots_of_epoch_stands(tmp_path: Path) -> None:
     publish(tmp_path, range(5))
     log, current = current_of(tmp_path)
     with read_snapshot(tmp_path, "job") as snapshot:
@@ -158,7 +158,7 @@ def test_of_two_snapshots_of_one_epoch_the_first_stands(tmp_path: Path) -> None:
     assert len(log.filesystem.names(log.snapshot_folder("q.1", 4))) == 1 + len(first.files)
 
 
-def test_files_of_a_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_snapshot_end_between_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_split, "STATE_FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", 20)
     write_log(tmp_path, "job", STATES, (put_number(number, "x") for number in range(1_000)), query_id="q")
@@ -184,7 +184,7 @@ def test_rewind_before_oldest_epoch_is_refused(tmp_path: Path) -> None:
         writer.publish([], 7)
 
 
-def test_a_rewind_leaves_later_snapshots_behind(tmp_path: Path) -> None:
+def test_rewind_leaves_later_snapshots_behind(tmp_path: Path) -> None:
     publish(tmp_path, range(10))
     compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
     with LogWriter(tmp_path, "job", STATES, "q", on_rewind="truncate") as writer:
@@ -208,7 +208,7 @@ def test_store_of_log_without_its_first_epochs_is_incomplete(tmp_path: Path) -> 
     applier.close()
 
 
-def test_replaced_generations_are_removed_when_the_new_one_is_old_enough(tmp_path: Path) -> None:
+def test_replaced_generations_are_removed_when_new_one_is_old_enough(tmp_path: Path) -> None:
     publish(tmp_path, range(3))
     with LogWriter(tmp_path, "job", STATES, "other") as writer:
         writer.publish([put_number(1, "x")], clock_ms=5_000)
@@ -220,7 +220,7 @@ def test_replaced_generations_are_removed_when_the_new_one_is_old_enough(tmp_pat
     assert (tmp_path / "job" / "other.2").exists()
 
 
-def test_an_epoch_before_the_snapshot_cannot_be_read_any_more(tmp_path: Path) -> None:
+def test_epoch_before_snapshot_cannot_be_read_any_more(tmp_path: Path) -> None:
     publish(tmp_path, range(10))
     compact_log(str(tmp_path), "job", retention_ms=0)
     with pytest.raises(LogError, match="epoch 3 cannot be read any more: the log reaches back to epoch 9"):
@@ -256,12 +256,12 @@ def test_disk_and_replay_stay_bounded_over_ten_thousand_epochs(tmp_path: Path) -
         assert snapshot.value(b"job:v:99") == b"e9999"
 
 
-def test_a_manifest_is_read_back_as_it_was_written() -> None:
+def test_manifest_is_read_back_as_it_was_written() -> None:
     manifest = Epoch(7, 2, None, 1_000, rows=3, origin=4, state_bytes={"v": 5})
     assert Epoch.from_bytes(manifest.to_bytes(), "here") == manifest
 
 
-def test_snapshot_has_the_bytes_of_each_state_of_all_writers(tmp_path: Path) -> None:
+def test_snapshot_has_bytes_of_each_state_of_all_writers(tmp_path: Path) -> None:
     """Of three parts the last has slots of the others: their rows are written again."""
     log = tmp_path / "log"
     publish(log, range(40))
@@ -283,7 +283,7 @@ def test_snapshot_has_the_bytes_of_each_state_of_all_writers(tmp_path: Path) -> 
     assert joined is not None and joined.state_bytes == {"v": values, "m": len(b"job:m:1") + fields}
 
 
-def test_a_snapshot_with_a_part_of_an_older_version_has_no_bytes_of_states(tmp_path: Path) -> None:
+def test_snapshot_with_part_of_older_version_has_no_bytes_of_states(tmp_path: Path) -> None:
     log = tmp_path / "log"
     publish(log, range(40))
     job = ChangeLog(log).job("job")
@@ -307,7 +307,7 @@ def test_a_snapshot_with_a_part_of_an_older_version_has_no_bytes_of_states(tmp_p
     assert joined.state_bytes is None
 
 
-def test_a_server_reports_the_bytes_in_the_newest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_reports_bytes_in_newest_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     publish(log, range(10), keys=1)
     applier, events = follower(log, tmp_path / "store")
@@ -357,7 +357,7 @@ def epochs_of(log: Path) -> list[Path]:
 
 @pytest.mark.parametrize("damage", [damage_files, damage_manifest])
 @pytest.mark.parametrize("has_first_epochs", [True, False])
-def test_a_damaged_newest_snapshot_is_left_out_for_the_one_before(
+def test_damaged_newest_snapshot_is_left_out_for_one_before(
     tmp_path: Path, damage: Callable[[Path], None], has_first_epochs: bool
 ) -> None:
     log = tmp_path / "log"
@@ -376,7 +376,7 @@ def test_a_damaged_newest_snapshot_is_left_out_for_the_one_before(
     applier.close()
 
 
-def test_irreplaceable_damaged_snapshot_is_an_error_until_restored(tmp_path: Path) -> None:
+def test_irreplaceable_damaged_snapshot_is_error_until_restored(tmp_path: Path) -> None:
     log = tmp_path / "log"
     newer = two_snapshots(log)[0]
     kept = {path: path.read_bytes() for path in newer.glob("*.arrow")}

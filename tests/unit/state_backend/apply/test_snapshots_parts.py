@@ -101,7 +101,7 @@ def forget(scene: Scene) -> dict[bytes, Any]:
     return before
 
 
-def test_parts_of_all_slots_are_a_snapshot(scene: Scene) -> None:
+def test_parts_of_all_slots_are_snapshot(scene: Scene) -> None:
     assert scene.write(LOW) is None
     assert scene.newest() is None
     manifest = scene.write(HIGH)
@@ -114,7 +114,7 @@ def test_parts_of_all_slots_are_a_snapshot(scene: Scene) -> None:
     assert scene.of_log()[b"l:1"] == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_an_older_version_reads_the_manifest_as_it_always_was(scene: Scene) -> None:
+def test_older_version_reads_manifest_as_it_always_was(scene: Scene) -> None:
     scene.write(LOW)
     scene.write(HIGH)
     content = json.loads((scene.folder_of(4) / "manifest.json").read_bytes())
@@ -132,7 +132,7 @@ def changes_of(path: Path) -> list[Change]:
     return [change for index in range(reader.num_record_batches) for change in changes_in(reader.get_batch(index))]
 
 
-def test_slot_without_a_part_prevents_a_snapshot(scene: Scene) -> None:
+def test_slot_without_part_prevents_snapshot(scene: Scene) -> None:
     assert scene.write(SlotSet.parse("0-8190")) is None
     assert scene.write(HIGH) is None
     assert scene.newest() is None
@@ -150,7 +150,7 @@ def test_slots_that_several_wrote_are_taken_from_one_of_them(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("slots", ["0-9000", "9000-16383"])
-def test_a_reader_of_some_slots_reads_the_files_of_any_part(scene: Scene, slots: str, tmp_path: Path) -> None:
+def test_reader_of_some_slots_reads_files_of_any_part(scene: Scene, slots: str, tmp_path: Path) -> None:
     for part in ("0-5000,16000-16383", "4000-12000", "11000-16100"):
         scene.write(SlotSet.parse(part))
     before = forget(scene)
@@ -165,7 +165,7 @@ def test_a_reader_of_some_slots_reads_the_files_of_any_part(scene: Scene, slots:
     applier.close()
 
 
-def test_one_of_several_owners_of_a_slot_writes(scene: Scene) -> None:
+def test_one_of_several_owners_of_slot_writes(scene: Scene) -> None:
     scene.write(LOW)
     files = sorted(scene.folder_of(4).iterdir())
     assert scene.write(LOW) is None
@@ -183,7 +183,7 @@ def test_parts_of_different_epochs_do_not_go_together(scene: Scene) -> None:
     assert scene.write(LOW) is not None
 
 
-def test_parts_and_snapshots_from_before_a_rewind_do_not_count(scene: Scene) -> None:
+def test_parts_and_snapshots_from_before_rewind_do_not_count(scene: Scene) -> None:
     scene.write(LOW)
     scene.publish(epoch=2)
     scene.publish(2)
@@ -194,7 +194,7 @@ def test_parts_and_snapshots_from_before_a_rewind_do_not_count(scene: Scene) -> 
     assert before[b"l:1"] == [b"0", b"1", b"5", b"6", b"7"]
 
 
-def test_a_manifest_from_before_a_rewind_does_not_count(scene: Scene) -> None:
+def test_manifest_from_before_rewind_does_not_count(scene: Scene) -> None:
     scene.write(ALL)
     old = scene.newest()
     scene.publish(epoch=2)
@@ -207,7 +207,7 @@ def test_a_manifest_from_before_a_rewind_does_not_count(scene: Scene) -> None:
     assert scene.newest() == manifest
 
 
-def test_a_snapshot_of_all_slots_and_parts_of_its_epoch_are_one_snapshot(scene: Scene) -> None:
+def test_snapshot_of_all_slots_and_parts_of_its_epoch_are_one_snapshot(scene: Scene) -> None:
     scene.write(LOW)
     compact_log(str(scene.root), "job", retention_ms=FOR_EVER_MS)
     whole = scene.newest()
@@ -217,7 +217,7 @@ def test_a_snapshot_of_all_slots_and_parts_of_its_epoch_are_one_snapshot(scene: 
     assert listed <= {path.name for path in scene.folder_of(4).iterdir()}
 
 
-def test_unused_parts_of_a_snapshot_are_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_parts_of_snapshot_are_removed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one finishes the same snapshot while parts are cut."""
     scene.write(SlotSet.parse("0-9000"))
     names: list[str] = []
@@ -243,7 +243,7 @@ def test_parts_without_snapshot_are_collected_with_older_files(scene: Scene) -> 
     assert sorted(path.name for path in scene.folder_of(4).parent.iterdir()) == ["5", "6"]
 
 
-def test_a_part_of_an_epoch_that_was_collected_is_refused(scene: Scene, tmp_path: Path) -> None:
+def test_part_of_epoch_that_was_collected_is_refused(scene: Scene, tmp_path: Path) -> None:
     applier = Applier(ChangeLog(scene.root), "job", tmp_path / "slow", lambda event: None, slots=LOW)
     applier.step()
     scene.publish()

@@ -25,7 +25,7 @@ BYTES = {"v": 7 + 3 + 9, "m": 11 + len(MAP) + 11 + 10 * 7, "l": 7 + 20}
 
 
 @pytest.mark.parametrize("run_rows", [1, 3, 1000])
-def test_a_key_counts_once_and_each_of_its_fields_and_elements(run_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_counts_once_and_each_of_its_fields_and_elements(run_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("state_backend.model.records.RUN_ROWS_MAX", run_rows)
     # In the order of a store: rows of one key are contiguous.
     runs = [run for each in _by_position() for run in runs_of(each, ["v", "none", "m", "l"])]
@@ -38,7 +38,7 @@ def _by_position() -> list[list[Change]]:
     return [[each for each in CHANGES if each.key == key] for key in dict.fromkeys(each.key for each in CHANGES)]
 
 
-def test_a_store_of_keys_of_every_size_is_counted(tmp_path: Path) -> None:
+def test_store_of_keys_of_every_size_is_counted(tmp_path: Path) -> None:
     states = [
         StateDescriptor("v", key="k", value="v"),
         StateDescriptor("m", key="k", field="f", value="v"),

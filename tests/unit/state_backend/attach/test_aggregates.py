@@ -45,7 +45,7 @@ def places(texts: list[str], names: str) -> list[tuple[int, int]]:
         (["max(a)", "max(a)"], "max", [(0, 1)]),
     ],
 )
-def test_a_function_has_the_only_place_that_fits(texts: list[str], names: str, expected: list[tuple[int, int]]):
+def test_function_has_only_place_that_fits(texts: list[str], names: str, expected: list[tuple[int, int]]):
     assert places(texts, names) == expected
 
 
@@ -58,7 +58,7 @@ def test_a_function_has_the_only_place_that_fits(texts: list[str], names: str, e
         (["stddev(a)"], "n avg m2 m3", "no buffers for it"),
     ],
 )
-def test_a_function_with_several_places_or_none_is_refused(texts: list[str], names: str, error: str):
+def test_function_with_several_places_or_none_is_refused(texts: list[str], names: str, error: str):
     with pytest.raises(DescriptorError, match=error):
         places(texts, names)
 
@@ -71,12 +71,12 @@ def test_other_expressions_are_no_calls_of_aggregate_functions(text: str):
 @pytest.mark.parametrize(
     ("text", "error"), [("mode(a)", "order in Spark's memory"), ("collect_set(a::strin)", "is no type of Spark")]
 )
-def test_a_function_that_cannot_be_finished_is_refused_with_the_reason(text: str, error: str):
+def test_function_that_cannot_be_finished_is_refused_with_reason(text: str, error: str):
     with pytest.raises(DescriptorError, match=error):
         parse_aggregate(text)
 
 
-def test_bytes_need_the_type_of_their_values():
+def test_bytes_need_type_of_their_values():
     found = match_buffers({"collect_set(a)": FunctionCall("collect_set")}, fields("buf"), "operator 0")[
         "collect_set(a)"
     ]
@@ -84,7 +84,7 @@ def test_bytes_need_the_type_of_their_values():
         found.evaluate([pa.nulls(0, pa.binary())])
 
 
-def test_evident_functions_need_no_name_and_others_have_a_hint():
+def test_evident_functions_need_no_name_and_others_have_hint():
     assert {
         name: each.first for name, each in results_of(fields("max first valueSet sum isEmpty"), None, ()).items()
     } == {
@@ -95,7 +95,7 @@ def test_evident_functions_need_no_name_and_others_have_a_hint():
     assert hint_of(fields("max count first valueSet"), ()) is None
 
 
-def test_functions_of_a_plan_that_do_not_fit_are_left_alone(caplog: pytest.LogCaptureFixture):
+def test_functions_of_plan_that_do_not_fit_are_left_alone(caplog: pytest.LogCaptureFixture):
     functions = [PlannedFunction("mean", "avg(price)", 0)]
     assert planned_of({3: fields("sum count")}, [functions]) == {3: functions}
     assert planned_of({3: fields("count")}, [functions]) == {}
@@ -103,7 +103,7 @@ def test_functions_of_a_plan_that_do_not_fit_are_left_alone(caplog: pytest.LogCa
     assert "are served as they are" in caplog.text
 
 
-def test_a_result_survives_the_way_to_another_process():
+def test_result_survives_way_to_another_process():
     (found,) = match_buffers({"avg(a)": FunctionCall("avg")}, fields("sum count"), "operator 0").values()
     sums, counts = pa.array([3.0, 1.0], pa.float64()), pa.array([2, 0], pa.int64())
     assert pickle.loads(pickle.dumps(found)).evaluate([sums, counts]).to_pylist() == [1.5, None]
@@ -158,5 +158,5 @@ def test_distinct_counts_are_those_of_spark(values: list[int], count: int):
     assert distinct_counts(registers(values)).tolist() == [count]
 
 
-def test_number_of_buffers_determines_the_precision():
+def test_number_of_buffers_determines_precision():
     assert (precision_of(52), precision_of(2), precision_of(51)) == (9, 4, None)

@@ -72,7 +72,7 @@ def epoch(log: Path, number: int) -> Epoch:
     return read
 
 
-def test_an_attachment_that_begins_late_reads_the_whole_state_in_one_epoch(growing: GrowingCheckpoint, log: Path):
+def test_attachment_that_begins_late_reads_whole_state_in_one_epoch(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1, 2)
     follow(growing, log, 2)
     assert epochs(log) == [2]
@@ -141,7 +141,7 @@ def test_attachment_resumes_after_last_epoch_of_log(growing: GrowingCheckpoint, 
     assert values_in_log(log) == in_spark(growing.path, 4)
 
 
-def test_a_purged_batch_starts_a_new_generation_with_the_whole_state(growing: GrowingCheckpoint, log: Path):
+def test_purged_batch_starts_new_generation_with_whole_state(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     follow(growing, log, 1)
     commit(growing, 2, 3, 4)
@@ -152,7 +152,7 @@ def test_a_purged_batch_starts_a_new_generation_with_the_whole_state(growing: Gr
     assert values_in_log(log) == in_spark(growing.path, 4)
 
 
-def test_a_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, log: Path):
+def test_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1, 2, 3)
     with following(growing.path, log) as attachment:
         assert attachment.wait(3, WAIT_S)
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_set_back_is_read_anew(growing: GrowingCheckpoint, 
     assert values_in_log(log) == in_spark(growing.path, 4)
 
 
-def test_another_query_at_the_path_replaces_the_state(growing: GrowingCheckpoint, log: Path):
+def test_another_query_at_path_replaces_state(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     with following(growing.path, log, catch_up_timeout_s=0) as attachment:
         assert attachment.wait(1, WAIT_S)
@@ -184,7 +184,7 @@ def test_another_query_at_the_path_replaces_the_state(growing: GrowingCheckpoint
     assert values_in_log(log) == in_spark(growing.path, 2)
 
 
-def test_files_of_a_batch_without_a_commit_are_never_read(growing: GrowingCheckpoint, log: Path):
+def test_files_of_batch_without_commit_are_never_read(growing: GrowingCheckpoint, log: Path):
     deltas = sorted(growing.path.glob("state/0/*/5.delta"))
     right = {path: path.read_bytes() for path in deltas}
     commit(growing, 0, 1, 2, 3)
@@ -200,7 +200,7 @@ def test_files_of_a_batch_without_a_commit_are_never_read(growing: GrowingCheckp
     assert values_in_log(log) == in_spark(growing.path, 4)
 
 
-def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: GrowingCheckpoint, log: Path):
+def test_batch_that_repartitions_state_is_read_whole(growing: GrowingCheckpoint, log: Path):
     commit(growing, 0, 1)
     with following(growing.path, log) as attachment:
         assert attachment.wait(1, WAIT_S)
@@ -212,7 +212,7 @@ def test_a_batch_that_repartitions_the_state_is_read_as_a_whole(growing: Growing
     assert values_in_log(log) == in_spark(growing.path, 2)
 
 
-def test_folders_of_other_partitions_remain_after_a_repartition(growing: GrowingCheckpoint, log: Path):
+def test_folders_of_other_partitions_remain_after_repartition(growing: GrowingCheckpoint, log: Path):
     shutil.copytree(growing.path / "state/0/1", growing.path / "state/0/2")
     for path in (growing.path / "state/0").glob("2/[3-9].delta"):
         path.unlink()  # Spark writes a partition that is no longer part of the state no more
@@ -304,7 +304,7 @@ def test_killed_follower_leaves_each_batch_once(job: str, log: Path, tmp_path: P
     assert {key: len(value) for key, value in found.items()} == {key: len(value) for key, value in expected.items()}
 
 
-def test_a_start_and_an_end_that_no_window_made_are_both_in_the_key(growing: GrowingCheckpoint, log: Path):
+def test_start_and_end_that_no_window_made_are_both_in_key(growing: GrowingCheckpoint, log: Path):
     schema = growing.path / "state/0/0/_metadata/schema"
     schema.write_bytes(schema.read_bytes().replace(b"spark.timeWindow", b"spark.timeWindov"))
     commit(growing, 0)
@@ -318,12 +318,12 @@ def test_a_start_and_an_end_that_no_window_made_are_both_in_the_key(growing: Gro
     ]
 
 
-def test_a_column_with_the_name_of_the_end_of_another_is_a_part_of_the_key():
+def test_column_named_like_end_of_another_is_part_of_key():
     assert without_window_ends(["trip", "trip_end"], []) == ("trip", "trip_end")
     assert without_window_ends(["window", "window_end", "trip_end"], ["window"]) == ("window", "trip_end")
 
 
-def test_readers_of_the_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_path: Path):
+def test_readers_of_log_see_texts_in_place_of_nulls_in_keys(log: Path, tmp_path: Path):
     growing = GrowingCheckpoint(NEWEST, "hdfs-aggregation", tmp_path)
     commit(growing, *growing.batches)
     fails = [AttachedState(on_bad_key="fail")]
@@ -353,7 +353,7 @@ def test_counted_null_in_key_does_not_end_attachment(log: Path, tmp_path: Path, 
     assert values_in_log(log)
 
 
-def test_functions_without_a_name_stay_in_the_value_beside_those_with_one(growing: GrowingCheckpoint):
+def test_functions_without_name_stay_in_value_beside_those_with_one(growing: GrowingCheckpoint):
     commit(growing, 0)
     checkpoint = Checkpoint.at(str(growing.path))
     (all_of_them,) = bind(checkpoint, "j", [])

@@ -41,7 +41,7 @@ def files_of(growing: GrowingCheckpoint) -> list[Path]:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_damaged_file_is_named_and_waited_for(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_damaged_file_is_named_and_waited_for(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attachment, "RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(attachment, "RETRY_PAUSE_S_MAX", 0.01)
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)

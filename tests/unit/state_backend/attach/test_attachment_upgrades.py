@@ -51,7 +51,7 @@ class UpgradedCheckpoint(GrowingCheckpoint):
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["runs", "restarts"])
 @pytest.mark.parametrize(("version", "job"), UPGRADES, ids=["-".join(each) for each in UPGRADES])
-def test_an_attachment_goes_on_across_an_upgrade(version: str, job: str, restarts: bool, tmp_path: Path):
+def test_attachment_goes_on_across_upgrade(version: str, job: str, restarts: bool, tmp_path: Path):
     growing = UpgradedCheckpoint(version, job, tmp_path)
     log = tmp_path / "log"
     growing.commit(0)
@@ -92,7 +92,7 @@ def test_attachment_survives_operator_name_of_real_time_mode(restarts: bool, tmp
     assert (epochs(log), generations(log)) == ([0, 1], 1)
 
 
-def test_a_log_with_the_name_that_spark_gives_an_operator_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_log_with_name_that_spark_gives_operator_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     growing, log = GrowingCheckpoint(golden.NEWEST, "hdfs-grouped", tmp_path), tmp_path / "log"
     growing.commit(0)
     with monkeypatch.context() as earlier:

@@ -37,7 +37,7 @@ COLUMNS = {
         ("cast(price AS double)", [None, None, None]),
     ],
 )
-def test_results(text: str, values: list[Any]):
+def test_results_of_functions_equal_documentation_of_spark(text: str, values: list[Any]):
     expression = parse(text)
     assert expression.values(COLUMNS, 3).to_pylist() == values
     assert (
@@ -104,7 +104,7 @@ def at(*parts: int) -> datetime:
         ("cast(9007199254740993 AS double)", 9007199254740992.0),
     ],
 )
-def test_times_and_casts(text: str, value: Any):
+def test_times_and_casts_equal_spark(text: str, value: Any):
     expression = parse(text)
     found = expression.values(TIMES, 2)
     assert found.to_pylist() == ([value, None] if expression.names else [value, value])
@@ -147,7 +147,7 @@ def test_texts_that_are_not_utf8_are_their_bytes():
         assert parse(text).values(column, 3).cast(pa.binary()).to_pylist() == values
 
 
-def test_a_year_that_sql_does_not_have_is_refused():
+def test_year_that_sql_does_not_have_is_refused():
     times = pa.array([400_000_000_000_000_000], pa.int64()).cast(pa.timestamp("us", "UTC"))
     with pytest.raises(DescriptorError, match="a year is not one of 1 to 9999"):
         parse("year(t)").values({"t": times}, 1)

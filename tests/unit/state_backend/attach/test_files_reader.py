@@ -45,7 +45,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize(("version", "job"), JOBS)
-def test_after_each_commit_the_log_has_the_state_of_its_batch(version: str, job: str, tmp_path: Path):
+def test_log_has_state_of_batch_after_each_commit(version: str, job: str, tmp_path: Path):
     growing = GrowingCheckpoint(version, job, tmp_path)
     log = tmp_path / "log"
     growing.commit(growing.batches[0])
@@ -84,7 +84,7 @@ def test_texts_that_are_not_utf8_are_their_bytes_and_replaced_in_json_values(tmp
         assert json.loads(found[b"j:json:" + key]) == {"max": readable, "_3": {readable: readable}}
 
 
-def test_a_deduplication_of_spark_before_3_3_1_has_its_keys(tmp_path: Path):
+def test_deduplication_of_spark_before_3_3_1_has_its_keys(tmp_path: Path):
     """Its schema names all columns of the query as the value; its values are empty."""
     folder = golden.unpack_case("dedupe-from-3.3", tmp_path / "checkpoint")
     keys = {b"j:seen:%d" % number: b"1" for number in range(8)}
@@ -97,7 +97,7 @@ def test_a_deduplication_of_spark_before_3_3_1_has_its_keys(tmp_path: Path):
     assert values_in_log(tmp_path / "other") == keys
 
 
-def test_a_change_log_that_an_earlier_run_has_left_is_not_read(tmp_path: Path):
+def test_change_log_that_earlier_run_has_left_is_not_read(tmp_path: Path):
     growing = GrowingCheckpoint(golden.NEWEST, "rocksdb-switched", tmp_path)
     for partition in growing.path.glob("state/0/[0-9]"):
         # Versions 3 and 4 have zips: the query had stopped writing change logs.

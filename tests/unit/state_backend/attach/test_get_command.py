@@ -40,7 +40,7 @@ def values(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
         ("hdfs-whole-stream", "all", {"aggregation": {"count": 60, "max": "dog"}}),
     ],
 )
-def test_get_prints_the_value_of_a_key(
+def test_get_prints_value_of_key(
     job: str, key: str, expected: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert values(capsys, unpack(NEWEST, job, tmp_path), key) == expected
@@ -67,12 +67,12 @@ def test_get_prints_maps_and_lists(tmp_path: Path, capsys: pytest.CaptureFixture
     assert values(capsys, folder, "bee", "--state", "last") == {"last": found["last"]}
 
 
-def test_get_reads_an_earlier_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_reads_earlier_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
     assert values(capsys, folder, "all", "--batch", 1)["aggregation"]["count"] == 24
 
 
-def test_get_refuses_a_text_that_two_keys_have(
+def test_get_refuses_text_that_two_keys_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = np.zeros(2, checkpoints.RECORD)

@@ -106,7 +106,7 @@ def test_key_has_columns_and_texts_of_attachment(job: str, tmp_path: Path, capsy
             assert json_of(found[state.name], state) == served(snapshot, info, state), info.key
 
 
-def test_columns_name_the_functions_of_a_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_name_functions_of_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-window", tmp_path)
     key, column = "2024-03-01T10:40:00Z:left", "double=2 * sum"
     assert get(capsys, folder, key, "--column", column) == {"aggregation": {"double": "102"}}

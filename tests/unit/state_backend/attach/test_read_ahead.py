@@ -63,7 +63,7 @@ def test_changes_are_in_file_before_commit_and_in_log_after_it(written: WrittenC
             assert counts(log) == {b"%d" % (batch + 1)}
 
 
-def test_files_are_read_one_by_one_while_the_batch_runs(written: WrittenCheckpoint, log: Path, tmp_path: Path):
+def test_files_are_read_one_by_one_while_batch_runs(written: WrittenCheckpoint, log: Path, tmp_path: Path):
     other = WrittenCheckpoint(tmp_path / "other", PARTITIONS)
     other.write_changes(1, NUMBERS)
     with following(written.folder, log) as attachment:
@@ -97,7 +97,7 @@ def test_replaced_rows_of_repeated_batch_are_never_in_log(written: WrittenCheckp
     assert {number: found[f"{JOB}:aggregation:{key_of(number)}".encode()][b"count"] for number in NUMBERS} == expected
 
 
-def test_one_replaced_partition_is_enough_to_read_the_batch_again(written: WrittenCheckpoint, log: Path):
+def test_one_replaced_partition_is_enough_to_read_batch_again(written: WrittenCheckpoint, log: Path):
     with following(written.folder, log) as attachment:
         assert attachment.wait(0, WAIT_S)
         written.plan(1)
@@ -113,7 +113,7 @@ def test_one_replaced_partition_is_enough_to_read_the_batch_again(written: Writt
     assert counts(log) == {b"2"}
 
 
-def test_a_batch_whose_layout_changes_before_its_commit_is_read_again(written: WrittenCheckpoint, log: Path):
+def test_batch_whose_layout_changes_before_its_commit_is_read_again(written: WrittenCheckpoint, log: Path):
     with following(written.folder, log) as attachment:
         assert attachment.wait(0, WAIT_S)
         written.plan(1)
@@ -129,7 +129,7 @@ def test_a_batch_whose_layout_changes_before_its_commit_is_read_again(written: W
     assert not set(listed(log, 1)) & set(names)
 
 
-def test_stop_ends_the_wait_for_a_file(written: WrittenCheckpoint, log: Path):
+def test_stop_ends_wait_for_file(written: WrittenCheckpoint, log: Path):
     with following(written.folder, log) as attachment:
         assert attachment.wait(0, WAIT_S)
         written.plan(1)
@@ -138,7 +138,7 @@ def test_stop_ends_the_wait_for_a_file(written: WrittenCheckpoint, log: Path):
     assert epochs(log) == [0]
 
 
-def test_a_batch_of_which_nothing_was_read_ahead_is_read_after_its_commit(
+def test_batch_not_read_ahead_is_read_after_its_commit(
     written: WrittenCheckpoint, log: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(FilesReader, "read_ahead", StateReader.read_ahead)

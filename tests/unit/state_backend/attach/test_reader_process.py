@@ -73,7 +73,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("job", EACH_JOB)
-def test_each_epoch_has_the_rows_of_its_batch(job: str, readers: Readers, log: Path, tmp_path: Path):
+def test_each_epoch_has_rows_of_its_batch(job: str, readers: Readers, log: Path, tmp_path: Path):
     growing = GrowingCheckpoint(NEWEST, job, tmp_path)
     growing.commit(0)
     with following(growing.path, log, coalesced(growing.path), reader=readers) as attachment:
@@ -87,7 +87,7 @@ def test_each_epoch_has_the_rows_of_its_batch(job: str, readers: Readers, log: P
     assert not is_running(pid), "stop() ends it"
 
 
-def test_a_child_that_dies_is_restarted_at_the_next_read(
+def test_child_that_dies_is_restarted_at_next_read(
     growing: GrowingCheckpoint, readers: Readers, log: Path, caplog: pytest.LogCaptureFixture
 ):
     growing.commit(0)
@@ -120,7 +120,7 @@ def test_child_lost_during_read_fails_and_batch_is_reread(growing: GrowingCheckp
     assert values_in_log(log) == in_spark(growing.path, 1)
 
 
-def test_stop_ends_a_read(growing: GrowingCheckpoint, readers: Readers, log: Path):
+def test_stop_ends_read(growing: GrowingCheckpoint, readers: Readers, log: Path):
     growing.commit(0)
     with following(growing.path, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)
@@ -135,7 +135,7 @@ def test_stop_ends_a_read(growing: GrowingCheckpoint, readers: Readers, log: Pat
     assert (epochs(log), generations(log)) == ([0, 1], 1)
 
 
-def test_a_driver_that_is_killed_takes_its_reader_along(growing: GrowingCheckpoint, log: Path):
+def test_killed_driver_takes_its_reader_along(growing: GrowingCheckpoint, log: Path):
     driver = """\
 import sys, threading
 from state_backend.attach.reader_process import ProcessReader
@@ -155,7 +155,7 @@ threading.Event().wait()
     eventually(lambda: is_running(pid), lambda is_there: not is_there)
 
 
-def test_an_error_of_the_child_ends_the_attachment(growing: GrowingCheckpoint, readers: Readers, log: Path):
+def test_error_of_child_ends_attachment(growing: GrowingCheckpoint, readers: Readers, log: Path):
     growing.commit(0)
     with following(growing.path, log, reader=readers) as attachment:
         assert attachment.wait(0, WAIT_S)
@@ -169,7 +169,7 @@ def test_an_error_of_the_child_ends_the_attachment(growing: GrowingCheckpoint, r
         eventually(lambda: is_running(pid), lambda is_there: not is_there)
 
 
-def test_log_lines_of_the_child_go_to_the_handlers_of_this_process(
+def test_log_lines_of_child_go_to_handlers_of_this_process(
     readers: Readers, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     growing = GrowingCheckpoint(NEWEST, "rocksdb-no-changelog", tmp_path)

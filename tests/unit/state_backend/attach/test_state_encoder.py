@@ -51,12 +51,12 @@ def keys_of(of: dict[str, Any], **options: Any) -> list[bytes]:
     return found
 
 
-def test_a_struct_may_precede_other_parts_of_a_key() -> None:
+def test_struct_may_precede_other_parts_of_key() -> None:
     place = {"city": "a:b", "floors": [1, None]}
     assert keys_of({"place": place, "side": "c:d"}) == [b'j:aggregation:{"city":"a:b","floors":[1,null]}:c:d']
 
 
-def test_error_of_null_in_a_key_names_coalesce() -> None:
+def test_error_of_null_in_key_names_coalesce() -> None:
     with pytest.raises(RowError, match=r"'side' is null in 1 row.*--column side=\"coalesce\(side, \.\.\.\)\""):
         keys_of({"place": {}, "side": None}, on_bad_key="fail")
 
@@ -68,7 +68,7 @@ def rows_of(state: State, given: list[tuple[RecordType, dict[str, Any], Any]]) -
     return pa.RecordBatch.from_arrays(columns, ["op", "key", "value"])
 
 
-def test_a_row_with_a_null_or_a_separator_in_its_key_is_left_out_and_counted() -> None:
+def test_row_with_null_or_separator_in_its_key_is_left_out_and_counted() -> None:
     state = replace(AGGREGATION, key=pa.struct({"a": pa.string(), "b": pa.string()}))
     encoder = StateEncoder.of(columns_of(state, state.name), AttachedState(), "j")
     keys = [("x", "y"), (None, "y"), ("x:y", "z"), ("x", "y:z"), ("u", None)]
@@ -90,7 +90,7 @@ def test_another_separator_makes_such_a_key_readable(separator: str) -> None:
     assert found.column("key").to_pylist() == [b"j:aggregation:x:y" + separator.encode() + b"z"]
 
 
-def test_null_elements_are_left_out_of_a_list_that_is_replaced_or_grows() -> None:
+def test_null_elements_are_left_out_of_list_that_is_replaced_or_grows() -> None:
     kind = pa.struct({"v": pa.string()})
     state = replace(MAP, name="l", form=StateForm.LIST, is_list=True, key=pa.struct({"k": pa.string()}), value=kind)
     elements = {"a": ["1", None, "2"], "b": [None, "3"], "c": [None, None], "d": [None]}
@@ -109,7 +109,7 @@ def test_null_elements_are_left_out_of_a_list_that_is_replaced_or_grows() -> Non
     assert keys_of({"place": {}, "side": None}, columns=column, value="count") == [b"j:aggregation:{}:none"]
 
 
-def test_several_columns_of_a_maps_own_key_are_a_json_object_or_parts_of_both() -> None:
+def test_several_columns_of_maps_own_key_are_json_object_or_parts_of_both() -> None:
     pair = {"key": {"user": "ann"}, "userKey": {"day": date(2026, 1, 2), "n": 3}}
     row = encoded(MAP, pair)
     assert (row["key"].to_pylist(), row["field"].to_pylist()) == ([b"j:m:ann"], [b'{"day":"2026-01-02","n":3}'])

@@ -38,7 +38,7 @@ def test_whole_state_has_newest_value_of_each_key(snapshot: dict[bytes, bytes], 
 
 
 @given(st.lists(st.lists(st.binary(max_size=20), max_size=30), max_size=6), st.lists(st.binary(max_size=20)))
-def test_the_compiled_core_numbers_keys_as_python_does(added: list[list[bytes]], sought: list[bytes]) -> None:
+def test_compiled_core_numbers_keys_as_python(added: list[list[bytes]], sought: list[bytes]) -> None:
     compiled, python = key_numbers(), KeyNumbers()
     for keys in added:
         assert compiled.added(*packed(keys)) == python.added(*packed(keys))
@@ -46,7 +46,7 @@ def test_the_compiled_core_numbers_keys_as_python_does(added: list[list[bytes]],
     assert compiled.found(*packed(sought)) == python.found(*packed(sought))
 
 
-def test_the_compiled_core_numbers_many_keys() -> None:
+def test_compiled_core_numbers_many_keys() -> None:
     compiled = key_numbers()
     keys = [b"%d" % (number * number) + b"x" * (number % 50) for number in range(20_000)]
     for start in range(0, len(keys), 3000):

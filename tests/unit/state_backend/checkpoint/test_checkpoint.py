@@ -43,7 +43,7 @@ def read_all(folder: Path) -> int:
     )
 
 
-def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_folder_that_is_no_checkpoint_is_error(tmp_path: Path) -> None:
     for missing in (tmp_path, tmp_path / "none"):
         with pytest.raises(CheckpointError, match="not the checkpoint of a query: it is empty, or does not exist"):
             Checkpoint.at(str(missing))
@@ -55,7 +55,7 @@ def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
         Checkpoint.at(str(tmp_path))
 
 
-def test_a_query_without_a_committed_batch_has_no_newest_one(folder: Path) -> None:
+def test_query_without_committed_batch_has_no_newest_one(folder: Path) -> None:
     shutil.rmtree(folder / "commits")
     assert Checkpoint.at(str(folder)).newest_batch() is None
 
@@ -68,13 +68,13 @@ def test_batches_watermark_and_settings_are_those_that_spark_wrote(folder: Path)
     assert checkpoint.commit(4).ids == {}
 
 
-def test_a_missing_delta_is_an_error_of_a_purged_version(folder: Path) -> None:
+def test_missing_delta_is_error_of_purged_version(folder: Path) -> None:
     (folder / "state/0/1/3.delta").unlink()
     with pytest.raises(PurgedVersionError, match=r"state/0/1/3\.delta is gone"):
         read_all(folder)
 
 
-def test_a_missing_commit_is_an_error_of_a_purged_version(folder: Path) -> None:
+def test_missing_commit_is_error_of_purged_version(folder: Path) -> None:
     with pytest.raises(PurgedVersionError, match="offsets/9 is gone"):
         Checkpoint.at(str(folder)).batch_stores(9)
 
@@ -105,7 +105,7 @@ def test_unsupported_part_is_refused_by_name(folder: Path, file: str, old: str, 
 
 
 @pytest.mark.parametrize("file", ["metadata", "offsets/4", "commits/4", "state/0/_metadata/metadata"])
-def test_damaged_metadata_is_an_error(folder: Path, file: str) -> None:
+def test_damaged_metadata_is_error(folder: Path, file: str) -> None:
     for content in (b"", b"\xff\xfe", b"v1\n[]", b"v1\n{", b"v1\n" + b"[" * 100_000, b"[1]"):
         (folder / file).write_bytes(content)
         if (file, content) == ("commits/4", b"v1\n"):
@@ -122,7 +122,7 @@ FLIPS |= dict.fromkeys(("transform", "transform-checksums", "join4"), 8)
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("job", FLIPS)
-def test_damaged_files_are_an_error_or_other_rows(job: str, times: int, tmp_path: Path) -> None:
+def test_damaged_files_are_error_or_other_rows(job: str, times: int, tmp_path: Path) -> None:
     folder = unpack(NEWEST, job, tmp_path / "checkpoint")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     chance = random.Random(f"{job}{times}")
@@ -167,7 +167,7 @@ def test_only_wrong_checksum_advises_new_checkpoint(folder: Path, file: str, kep
     assert ("If the query runs on with it, the file is whole" in str(raised.value)) != is_damaged
 
 
-def test_a_moved_checkpoint_is_read(tmp_path: Path) -> None:
+def test_moved_checkpoint_is_read(tmp_path: Path) -> None:
     first = unpack(NEWEST, "join3", tmp_path / "checkpoint")
     moved = tmp_path / "a folder with a space"
     first.rename(moved)

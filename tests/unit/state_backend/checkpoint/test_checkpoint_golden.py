@@ -49,7 +49,7 @@ Read = Callable[[str, str], tuple[Checkpoint, dict[int, Whole]]]
 
 
 @each_job
-def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, read: Read) -> None:
+def test_checkpoint_has_rows_that_spark_shows(version: str, job: str, read: Read) -> None:
     checkpoint, wholes = read(version, job)
     assert checkpoint.batches() == [0, 1, 2, 3, 4]
     rows, last = expected(version, job), last_batch(version, job)
@@ -79,7 +79,7 @@ def test_a_checkpoint_has_the_rows_that_spark_shows(version: str, job: str, read
 
 
 @each_job
-def test_the_changes_of_a_batch_lead_to_the_next_whole_state(version: str, job: str, read: Read) -> None:
+def test_changes_of_batch_lead_to_next_whole_state(version: str, job: str, read: Read) -> None:
     checkpoint, wholes = read(version, job)
     values: dict[tuple[int, str, str], Any] = {}
     for batch in checkpoint.batches():

@@ -51,7 +51,7 @@ def facts(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, A
     return found
 
 
-def test_inspect_shows_the_other_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_other_operators(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, unknown = facts(capsys, folder)["operators"]
     assert (unknown["name"], unknown["states"]) == ("quantumSave", [])
     [refusal] = unknown["unread"]
@@ -64,7 +64,7 @@ def test_inspect_shows_the_other_operators(folder: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(("old", "new"), [AVRO, PROVIDER], ids=["avro", "provider"])
-def test_inspect_shows_batches_and_operators_without_a_state_that_can_be_read(
+def test_inspect_shows_batches_and_operators_without_state_that_can_be_read(
     folder: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replace_text(folder / "offsets/4", old, new)
@@ -81,7 +81,7 @@ def test_inspect_shows_batches_and_operators_without_a_state_that_can_be_read(
         assert new.strip('"') in capsys.readouterr().err
 
 
-def test_a_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform-avro", tmp_path / "checkpoint")
     found = facts(capsys, folder)
     assert found["batches"] == {"first": 0, "last": 4}
@@ -117,7 +117,7 @@ def test_checkpoint_of_spark_2_1_is_named(tmp_path: Path, capsys: pytest.Capture
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"), timeout_s=WAIT_S)
 
 
-def test_a_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2_1(tmp_path: Path) -> None:
+def test_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2_1(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "hdfs-aggregation", tmp_path)
     shutil.rmtree(folder / "commits")  # an object store has no empty folders
     assert Checkpoint.at(str(folder)).newest_batch() is None
@@ -135,7 +135,7 @@ def test_copy_without_folders_of_spark_is_named(tmp_path: Path) -> None:
     assert "copied without the folders whose names begin with `_`?" in unread.reason
 
 
-def test_checkpoint_of_a_preview_of_spark_4_0_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_of_preview_of_spark_4_0_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
         described = re.sub(r'"stateSchemaFilePaths":\[("[^"]*")\]', r'"stateSchemaFilePath":\1', path.read_text())
@@ -146,7 +146,7 @@ def test_checkpoint_of_a_preview_of_spark_4_0_is_named(tmp_path: Path, capsys: p
     assert "stateSchemaFilePath, which only builds of Spark before the release of 4.0.0 wrote" in refusal["reason"]
 
 
-def test_a_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "hdfs-whole-stream", tmp_path)
     for delta in folder.rglob("*.delta"):
         delta.write_bytes(b"ZV" + delta.read_bytes())
@@ -155,7 +155,7 @@ def test_a_state_whose_rows_cannot_be_read_has_no_counts(tmp_path: Path, capsys:
     assert operator["unread"][0]["state"] == "aggregation" and "LZF" in operator["unread"][0]["reason"]
 
 
-def test_get_reads_the_other_states(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_reads_other_states(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["get", str(folder), "all"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"aggregation"}
     assert main(["get", str(folder), "none"]) == 1
@@ -164,7 +164,7 @@ def test_get_reads_the_other_states(folder: Path, capsys: pytest.CaptureFixture[
     assert "its states: aggregation; not read: operator 1 (quantumSave): " in capsys.readouterr().err
 
 
-def test_an_attachment_serves_the_other_states(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_attachment_serves_other_states(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = tmp_path / "log"
     with caplog.at_level(logging.WARNING), following(folder, log) as attachment:
         assert attachment.wait(4, WAIT_S)
@@ -172,7 +172,7 @@ def test_an_attachment_serves_the_other_states(folder: Path, tmp_path: Path, cap
     assert set(values_in_log(log)) == {b"j:aggregation:all"}
 
 
-def test_a_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) -> None:
+def test_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) -> None:
     checkpoint = Checkpoint.at(str(folder))
     with pytest.raises(UnsupportedStateError, match=r"operator 1 \(quantumSave\)"):
         bind(checkpoint, JOB, [AttachedState("x", operator=1)])
@@ -181,13 +181,13 @@ def test_a_requested_state_that_cannot_be_read_is_refused_by_name(folder: Path) 
     assert len(bind(checkpoint, JOB, [AttachedState("x")])) == 1
 
 
-def test_an_attachment_without_a_state_that_can_be_read_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_attachment_without_state_that_can_be_read_is_refused(folder: Path, tmp_path: Path) -> None:
     replace_text(folder / OPERATOR, "stateStoreSave", "newSave")
     with pytest.raises(UnsupportedStateError, match=r"\(newSave\): .*; operator 1 \(quantumSave\): "):
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
 
 
-def test_a_variable_of_an_unknown_kind_leaves_the_others(tmp_path: Path) -> None:
+def test_variable_of_unknown_kind_leaves_others(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
         replace_text(path, "MapState", "SetState")
@@ -197,7 +197,7 @@ def test_a_variable_of_an_unknown_kind_leaves_the_others(tmp_path: Path) -> None
     assert (unread.variable, "is a SetState" in unread.reason) == ("bySide", True)
 
 
-def test_an_operator_that_becomes_unknown_ends_its_attachment(tmp_path: Path) -> None:
+def test_operator_that_becomes_unknown_ends_its_attachment(tmp_path: Path) -> None:
     folder, log = unpack(NEWEST, "hdfs-whole-stream", tmp_path / "checkpoint"), tmp_path / "log"
     (folder / "commits/4").rename(folder / "4")
     with following(folder, log) as attachment:

@@ -61,7 +61,7 @@ READ_OF_TRUNCATED = {"lz4": {}, "snappy": dict.fromkeys(range(8, 17), b""), "zst
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_file_truncated_within_a_block_is_an_error(codec: str) -> None:
+def test_file_truncated_within_block_is_error(codec: str) -> None:
     written, found = CODECS[codec](TEXT), {}
     for size in range(len(written)):
         try:
@@ -71,7 +71,7 @@ def test_file_truncated_within_a_block_is_an_error(codec: str) -> None:
     assert found == READ_OF_TRUNCATED[codec]
 
 
-def test_every_flipped_bit_of_an_lz4_file_is_noticed() -> None:
+def test_every_flipped_bit_of_lz4_file_is_noticed() -> None:
     written = lz4(TEXT)
     for bit in range(8 * len(written)):
         flipped = bytearray(written)

@@ -15,7 +15,7 @@ SIZES = st.integers(1, 4)
 
 
 @given(STATES, STATES, SIZES, SIZES)
-def test_the_difference_leads_from_one_state_to_the_other(
+def test_difference_leads_from_one_state_to_other(
     older: dict[bytes, bytes], newer: dict[bytes, bytes], size: int, other_size: int
 ) -> None:
     found = dict(older)

@@ -46,7 +46,7 @@ def checkpoints_below(folder: Path, *paths: str) -> list[str]:
         ("/p/checkpoints/cat/db/t/t/0", None),
     ],
 )
-def test_flow_has_its_names_from_the_path_of_its_checkpoint(location: str, flow: Flow | None) -> None:
+def test_flow_has_its_names_from_path_of_its_checkpoint(location: str, flow: Flow | None) -> None:
     assert Flow.of(location) == flow
 
 
@@ -59,7 +59,7 @@ def test_queries_are_found_at_any_depth(tmp_path: Path) -> None:
     assert checkpoints_below(tmp_path, "a[1]", "b/c/d[0]", "2[1]", "1[1]", "empty/x") == ["1", "2", "a", "b/c/d"]
 
 
-def test_last_number_of_a_flow_with_a_commit_is_its_checkpoint(tmp_path: Path) -> None:
+def test_last_number_of_flow_with_commit_is_its_checkpoint(tmp_path: Path) -> None:
     flow = "s/_checkpoints/cat/db/t/t"
     files = make_files(tmp_path, f"{flow}/0[3]", f"{flow}/9[1]", f"{flow}/10[2]", f"{flow}/11[0]")
     assert queries_below(files) == [FoundQuery(flow, f"{flow}/10")]
@@ -68,12 +68,12 @@ def test_last_number_of_a_flow_with_a_commit_is_its_checkpoint(tmp_path: Path) -
     assert queries_below(CheckpointFiles.at(str(tmp_path / flow))) == [FoundQuery(".", "11")]
 
 
-def test_newest_number_counts_if_none_has_a_commit(tmp_path: Path) -> None:
+def test_newest_number_counts_if_none_has_commit(tmp_path: Path) -> None:
     flow = "_checkpoints/out/f"
     assert checkpoints_below(tmp_path, f"{flow}/0[0]", f"{flow}/1[0]") == [f"{flow}/1"]
 
 
-def test_what_has_no_checkpoints_is_not_searched(tmp_path: Path) -> None:
+def test_folders_without_checkpoints_are_not_searched(tmp_path: Path) -> None:
     inside = (".hidden", "_delta_log", "day=1", "log/job")
     (tmp_path / "log/job/terms").mkdir(parents=True)
     make_files(tmp_path, *(f"{each}/q[1]" for each in inside), "_checkpoints/q[1]")
@@ -82,7 +82,7 @@ def test_what_has_no_checkpoints_is_not_searched(tmp_path: Path) -> None:
     assert checkpoints_below(tmp_path / "nothing") == []
 
 
-def test_folders_are_searched_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_searched_to_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FOLDERS_MAX", 3)
     files = make_files(tmp_path, "a", "b", "c")
     with pytest.raises(CheckpointError, match="has more than 3 folders"):

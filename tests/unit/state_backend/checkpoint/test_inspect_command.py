@@ -57,7 +57,7 @@ def test_inspect_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sum(each["rows"] for each in states["last"]["partitions"]) == 7
 
 
-def test_inspect_shows_each_query_below_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_each_query_below_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flow = tmp_path / "storage/_checkpoints/cat/db/words/words"
     for number in (0, 1):
         unpack(NEWEST, "hdfs-aggregation", flow / str(number))
@@ -69,7 +69,7 @@ def test_inspect_shows_each_query_below_a_folder(tmp_path: Path, capsys: pytest.
     assert [each["location"] for each in json.loads(output)] == [str(other), str(flow / "1")]
 
 
-def test_inspect_shows_the_error_of_a_query_below_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_error_of_query_below_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = unpack(NEWEST, "hdfs-aggregation", tmp_path / "a")
     whole = unpack(NEWEST, "hdfs-window", tmp_path / "b")
     (broken / "metadata").unlink()
@@ -85,7 +85,7 @@ def test_inspect_shows_the_error_of_a_query_below_a_folder(tmp_path: Path, capsy
     assert [list(each) for each in json.loads(output)] == [["location", "error"]] * 2
 
 
-def test_inspect_shows_the_names_of_types_that_spark_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_names_of_types_that_spark_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [operator] = facts(capsys, unpack(NEWEST, "hdfs-types", tmp_path), "--no-counts")["operators"]
     types = {each["type"] for each in operator["states"][0]["value"]}
     assert types >= {"timestamp", "timestamp_ntz", "interval year to month", "map<string,array<struct<n:bigint>>>"}

@@ -77,7 +77,7 @@ def test_records_are_read_in_any_parts(
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_a_truncated_file_is_an_error(version: str) -> None:
+def test_truncated_file_is_error(version: str) -> None:
     content, _ = FILES[version]
     for size in range(len(content)):
         with pytest.raises(CheckpointFormatError, match=r"5\.changelog cannot be read"):
@@ -85,7 +85,7 @@ def test_a_truncated_file_is_an_error(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_bytes_after_the_end_are_an_error(version: str) -> None:
+def test_bytes_after_end_are_error(version: str) -> None:
     content, _ = FILES[version]
     for size in (1, 10_000):
         with pytest.raises(CheckpointFormatError, match="after its end"):
@@ -93,7 +93,7 @@ def test_bytes_after_the_end_are_an_error(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_flipped_bit_is_an_error_or_changes_records(version: str) -> None:
+def test_flipped_bit_is_error_or_changes_records(version: str) -> None:
     content, written = FILES[version]
     lineage = range(content.find(LINEAGE), content.find(LINEAGE) + len(LINEAGE)) if LINEAGE in content else ()
     for bit in range(8 * len(content)):
@@ -107,12 +107,12 @@ def test_flipped_bit_is_an_error_or_changes_records(version: str) -> None:
             assert found != written or bit // 8 in lineage, bit  # a lineage may name other versions
 
 
-def test_the_lineage_names_earlier_versions() -> None:
+def test_lineage_names_earlier_versions() -> None:
     assert lineage_of(iter([FILES["v4"][0]]), "x") == [(3, "x-1"), (4, "y-2")]
     assert lineage_of(iter([FILES["v1"][0]]), "x") == []
 
 
-def test_a_newer_change_log_is_refused_by_its_version() -> None:
+def test_newer_change_log_is_refused_by_its_version() -> None:
     with pytest.raises(UnsupportedStateError, match="v5"):
         items(change_log_records(iter([b"\x00\x02v5rest"]), "x"))
 
@@ -121,12 +121,12 @@ def test_records_are_made_of_keys_and_values() -> None:
     assert list(Records.of(MERGED).items()) == MERGED
 
 
-def test_a_delta_without_rows_has_no_records() -> None:
+def test_delta_without_rows_has_no_records() -> None:
     assert items(delta_records(iter([struct.pack(">i", -1)]), "x")) == []
 
 
 @pytest.mark.parametrize("has_kinds", [False, True])
-def test_the_compiled_core_splits_as_python_does(has_kinds: bool) -> None:
+def test_compiled_core_splits_as_python_does(has_kinds: bool) -> None:
     content = with_kinds(MERGED) if has_kinds else plain(ITEMS)
     cut = [content[:size] for size in range(len(content) + 1)]
     flipped = [bytes(byte ^ (at == index) for index, byte in enumerate(content)) for at in range(len(content))]

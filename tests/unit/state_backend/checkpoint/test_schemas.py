@@ -41,7 +41,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_store_without_families_has_one_schema(version: str) -> None:
+def test_store_without_families_has_one_schema(version: str) -> None:
     [schema] = parse_store_schemas(FILES[version], "schema")
     assert (schema.family, schema.key, schema.value) == (None, KEY_TYPE, VALUE_TYPE)
     assert schema.encoding == KeyEncoding(KeyForm.WHOLE)
@@ -49,14 +49,14 @@ def test_a_store_without_families_has_one_schema(version: str) -> None:
     assert schema.encoding == KeyEncoding(KeyForm.PREFIX, 1)
 
 
-def test_each_family_has_a_schema() -> None:
+def test_each_family_has_schema() -> None:
     schema, _ = parse_store_schemas(FILES["v3"], "schema")
     assert (schema.family, schema.key, schema.value) == ("last", KEY_TYPE, VALUE_TYPE)
     assert schema.encoding == KeyEncoding(KeyForm.PREFIX, 1)
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_a_truncated_or_longer_file_is_an_error(version: str) -> None:
+def test_truncated_or_longer_file_is_error(version: str) -> None:
     for size in range(len(FILES[version])):
         with pytest.raises(CheckpointFormatError, match="schema cannot be read"):
             parse_store_schemas(FILES[version][:size], "schema")
@@ -65,7 +65,7 @@ def test_a_truncated_or_longer_file_is_an_error(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", FILES)
-def test_most_flipped_bits_are_an_error(version: str) -> None:
+def test_most_flipped_bits_are_error(version: str) -> None:
     """Others change a name, or a word that is not read."""
     refused, bits = 0, 8 * len(FILES[version])
     for bit in range(bits):
@@ -79,7 +79,7 @@ def test_most_flipped_bits_are_an_error(version: str) -> None:
     assert 0.8 * bits < refused < 0.9 * bits
 
 
-def test_a_newer_version_and_an_unknown_encoder_are_refused_by_name() -> None:
+def test_newer_version_and_unknown_encoder_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedStateError, match="'v4'"):
         parse_store_schemas(text("v4"), "schema")
     with pytest.raises(UnsupportedStateError, match="PrefixKeyScanStateEncoderSpeX"):
@@ -102,7 +102,7 @@ def test_types_of_spark_are_types_of_arrow(given: object, expected: pa.DataType)
     assert parse_schema(json.dumps(given), "schema") == expected
 
 
-def test_an_unknown_type_is_refused_by_name() -> None:
+def test_unknown_type_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedStateError, match="'geography'"):
         parse_schema('"geography"', "schema")
     with pytest.raises(CheckpointFormatError):

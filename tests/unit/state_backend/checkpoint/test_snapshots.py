@@ -63,7 +63,7 @@ def sst(**fields: object) -> dict[str, object]:
     return {"sstFiles": [{"localFileName": "000008.sst", "dfsSstFileName": "x.sst", "sizeBytes": 1, **fields}]}
 
 
-def test_a_zip_with_other_names_is_refused(folder: Path) -> None:
+def test_zip_with_other_names_is_refused(folder: Path) -> None:
     content = (folder / ZIP).read_bytes()
     for name in ("../../evil", "/etc/passwd", "folder/CURRENT", "script.py"):
         (folder / ZIP).write_bytes(changed(content, name=name))
@@ -126,14 +126,14 @@ def test_duplicate_member_is_refused(folder: Path) -> None:
         rows(folder)
 
 
-def test_a_list_of_members_in_the_form_of_large_zips_is_refused(folder: Path) -> None:
+def test_list_of_members_in_form_of_large_zips_is_refused(folder: Path) -> None:
     content = (folder / ZIP).read_bytes()
     (folder / ZIP).write_bytes(content[:-22] + b"PK\x06\x07" + bytes(16) + content[-22:])
     with pytest.raises(CheckpointFormatError, match="its list of members is longer"):
         rows(folder)
 
 
-def test_a_file_that_is_named_twice_is_refused(folder: Path) -> None:
+def test_file_that_is_named_twice_is_refused(folder: Path) -> None:
     one = {"localFileName": "000008.sst", "dfsSstFileName": "x.sst", "sizeBytes": 1}
     for other in ({"dfsSstFileName": "y.sst"}, {"localFileName": "000009.sst"}):
         described = {"sstFiles": [one, {**one, **other}]}
@@ -173,13 +173,13 @@ def test_killed_process_is_no_format_error(command: list[str], number: int) -> N
     assert not isinstance(raised.value, CheckpointFormatError)
 
 
-def test_a_process_that_is_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "SILENCE_S_MAX", 0.1)
     with pytest.raises(CheckpointError, match=r"has been silent for 0\.1 s"):
         output_of("import threading; threading.Event().wait()")
 
 
-def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
+def test_missing_or_changed_sst_file_is_error(folder: Path) -> None:
     [file] = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
     content = (folder / file.path).read_bytes()
     (folder / file.path).write_bytes(content + b"x")
@@ -190,7 +190,7 @@ def test_a_missing_or_changed_sst_file_is_an_error(folder: Path) -> None:
         rows(folder)
 
 
-def test_checksums_of_a_zip_and_of_rocksdb_that_do_not_match_are_damage(folder: Path) -> None:
+def test_checksums_of_zip_and_of_rocksdb_that_do_not_match_are_damage(folder: Path) -> None:
     [file] = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip").shared[:1]
     crc_at = (folder / ZIP).read_bytes().index(b"PK\x01\x02") + 16  # of the first member, in the list of members
     for path, at, message in ((folder / ZIP, crc_at, "Bad CRC-32"), (folder / file.path, 3, "checksum mismatch")):
@@ -201,7 +201,7 @@ def test_checksums_of_a_zip_and_of_rocksdb_that_do_not_match_are_damage(folder: 
         path.write_bytes(content)
 
 
-def test_flipped_bits_are_an_error_or_the_same_rows(folder: Path) -> None:
+def test_flipped_bits_are_error_or_same_rows(folder: Path) -> None:
     """Also in a block that ends an iteration of RocksDB early."""
     expected = contents(folder)
     zip_file = read_snapshot_zip(CheckpointFiles.at(str(folder)), "state/0/1", "5.zip")

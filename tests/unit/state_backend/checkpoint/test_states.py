@@ -14,7 +14,7 @@ from state_backend.checkpoint.states import infer_operator
     [(pa.null(), "globalLimit"), (pa.string(), "stateStoreSave")],
     ids=["a limit", "an aggregation with the same names"],
 )
-def test_limit_is_distinguished_from_an_aggregation_by_its_key(key: pa.DataType, operator: str) -> None:
+def test_limit_is_distinguished_from_aggregation_by_its_key(key: pa.DataType, operator: str) -> None:
     schema = StoreSchema(None, pa.struct([("key", key)]), pa.struct([("value", pa.int64())]))
     assert infer_operator({"default": [schema]}) == (operator, 0)
 

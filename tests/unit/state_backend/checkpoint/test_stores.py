@@ -16,7 +16,7 @@ def has_change_log(folder: Path) -> bool:
     return store.has_change_log(BATCH)
 
 
-def test_zip_from_before_the_commit_is_ignored_if_another_partition_has_none(tmp_path: Path) -> None:
+def test_zip_from_before_commit_is_ignored_if_another_partition_has_none(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "rocksdb-snapshots", tmp_path)
     zips = [folder / "state/0" / partition / ZIP for partition in "01"]
     commit = folder / f"commits/{BATCH}"
@@ -28,7 +28,7 @@ def test_zip_from_before_the_commit_is_ignored_if_another_partition_has_none(tmp
     assert has_change_log(folder)
 
 
-def test_zips_of_all_partitions_from_before_the_commit_count_more_than_change_logs(tmp_path: Path) -> None:
+def test_zips_of_all_partitions_from_before_commit_count_more_than_change_logs(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "rocksdb-snapshots", tmp_path)
     os.utime(folder / f"commits/{BATCH}", (1000, 1000))
     for partition in "01":

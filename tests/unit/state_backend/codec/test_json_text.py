@@ -16,7 +16,7 @@ from state_backend.codec.variant_text import MARK
 from state_backend.model.errors import UnsupportedStateError
 
 
-def test_fields_that_are_null_are_kept_or_left_out_and_no_row_is_lost():
+def test_null_fields_are_kept_or_left_out_and_no_row_is_lost():
     rows = pa.array([{"a": 1, "b": None}, {"a": None, "b": None}, None, {"a": 2, "b": 'q"\n'}])
     assert json_texts(rows).to_pylist() == ['{"a":1,"b":null}', '{"a":null,"b":null}', None, '{"a":2,"b":"q\\"\\n"}']
     assert json_texts(rows, JsonForm(keeps_nulls=False)).to_pylist() == ['{"a":1}', "{}", None, '{"a":2,"b":"q\\"\\n"}']
@@ -54,7 +54,7 @@ def test_numbers_outside_json_are_quoted() -> None:
     ]
 
 
-def test_years_after_9999_have_a_sign() -> None:
+def test_years_after_9999_have_sign() -> None:
     """The signs are those of Spark 4.3."""
     kind = pa.struct([("t", pa.timestamp("us", "UTC")), ("n", pa.timestamp("us")), ("d", pa.date32())])
     instants = np.array(["12345-01-02T03:04:05.678901", "45678-01-02"], "datetime64[us]").astype(np.int64)
@@ -98,7 +98,7 @@ def test_variant_is_written_as_json() -> None:
 
 
 @pytest.mark.parametrize("end", range(len(OBJECT)))
-def test_a_variant_that_is_cut_off_is_an_error(end: int) -> None:
+def test_truncated_variant_is_error(end: int) -> None:
     array = pa.array([{"value": OBJECT[:end], "metadata": NAMES}], VARIANT)
     with pytest.raises(UnsupportedStateError, match="a variant has a form that sparkis does not know"):
         json_texts(array)
@@ -142,7 +142,7 @@ def printed(texts: pa.Array) -> str:
     return ", ".join(f"`{each}`" for each in texts.to_pylist())
 
 
-def test_the_documentation_shows_the_text_of_each_type() -> None:
+def test_documentation_shows_text_of_each_type() -> None:
     page = (Path(__file__).parents[4] / "docs" / "states.md").read_text()
     for name, values in EXAMPLES:
         in_json = json_texts(values)

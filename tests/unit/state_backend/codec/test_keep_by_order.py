@@ -24,7 +24,7 @@ def state(**arguments: Any) -> StateDescriptor:
 @pytest.mark.parametrize(
     ("by", "kept"), [("last_by", [b"3", b"4"]), ("max_by", [b"3", b"4"]), ("first_by", [b"1", b"2"])]
 )
-def test_list_has_the_same_elements_in_any_order_of_arrival(by: str, kept: list[bytes]) -> None:
+def test_list_has_same_elements_in_any_order_of_arrival(by: str, kept: list[bytes]) -> None:
     order = row_order_of(state(kind="list", length_max=2, **{by: "t"}))
     assert order is not None
     for rows in permutations((b"1", b"2", b"3", b"4")):
@@ -34,7 +34,7 @@ def test_list_has_the_same_elements_in_any_order_of_arrival(by: str, kept: list[
         assert current.elements == current.orders == kept
 
 
-def test_a_list_whose_maximum_length_was_lowered_is_cut_by_its_next_row() -> None:
+def test_list_whose_maximum_length_was_lowered_is_cut_by_its_next_row() -> None:
     order = row_order_of(state(kind="list", length_max=2, last_by="t"))
     assert order is not None
     current = OrderedList(order, (b"1", b"2", b"3", b"4"))
@@ -43,7 +43,7 @@ def test_a_list_whose_maximum_length_was_lowered_is_cut_by_its_next_row() -> Non
     assert (current.orders, current.elements) == ([b"3", b"4"], [b"three", 3])
 
 
-def test_a_log_without_spark_selects_and_has_a_format_of_its_own(tmp_path: Path) -> None:
+def test_log_without_spark_selects_and_has_format_of_its_own(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, "job", [state(last_by="t")], "q")
     for order, value in ((b"2", b"new"), (b"1", b"old")):
         writer.publish([Change("s", Op.FOLD, b"job:s:a", None, pack(order, value))])

@@ -70,7 +70,7 @@ def test_nan_is_above_all_numbers_and_zero_has_no_sign() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=5)), max_size=5))
-def test_a_value_with_its_order_is_read_as_it_was_written(pairs: list[tuple[bytes, bytes]]) -> None:
+def test_value_with_its_order_is_read_as_it_was_written(pairs: list[tuple[bytes, bytes]]) -> None:
     orders = pa.array([order for order, _ in pairs], pa.binary())
     packed = with_orders(orders, pa.array([value for _, value in pairs], pa.binary())).to_pylist()
     assert packed == [pack(*pair) for pair in pairs]

@@ -51,13 +51,13 @@ def test_decimals_are_added_exactly_and_keep_their_scale(units: list[int]) -> No
 
 @settings(deadline=None)
 @given(st.floats())
-def test_a_float_has_the_text_that_the_sink_gives_it(number: float) -> None:
+def test_float_has_text_that_sink_gives_it(number: float) -> None:
     assert float_text(number) == as_bytes(pa.array([number]), "float")[0].as_py()
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(), min_size=1))
-def test_of_floats_nan_is_the_largest_and_the_rest_are_numbers(numbers: list[float]) -> None:
+def test_nan_is_largest_float_and_others_compare_as_numbers(numbers: list[float]) -> None:
     texts = [float_text(number) for number in numbers]
     real = [number for number in numbers if not math.isnan(number)]
     assert float(fold("min", "double", *texts)) == pytest.approx(min(real, default=math.nan), nan_ok=True, rel=0)
@@ -93,12 +93,12 @@ def test_min_and_max_compare_parsed_values(kind: str, ordered: list[str]) -> Non
 
 
 @pytest.mark.parametrize("kind", ["string", "boolean", "timestamp", "date", "binary", "array<int>"])
-def test_sum_of_a_text_is_refused_by_name(kind: str) -> None:
+def test_sum_of_text_is_refused_by_name(kind: str) -> None:
     with pytest.raises(DescriptorError, match=r"state 's': reduce='sum' cannot take the column 'v'.*cast the column"):
         reduction_of(state("sum", kind))
 
 
-def test_nested_types_have_no_least_and_a_count_takes_any() -> None:
+def test_nested_types_have_no_least_and_count_takes_any() -> None:
     with pytest.raises(DescriptorError, match="reduce='min' cannot take"):
         reduction_of(state("min", "struct<a:int>"))
     assert reduction_of(state("count", "struct<a:int>")) == reduction_of(state("sum", "int"))
@@ -132,7 +132,7 @@ def test_reduction_needs_type_and_cannot_change(tmp_path: Path) -> None:
             LogWriter(tmp_path, "job", [other], "query")
 
 
-def test_only_a_log_with_a_reducing_state_has_the_newer_format(tmp_path: Path) -> None:
+def test_only_log_with_reducing_state_has_newer_format(tmp_path: Path) -> None:
     """So that a version that does not know how to fold refuses it, and reads all others."""
     for job, how, number in (("plain", None, 1), ("last", "last", 1), ("sums", "sum", 2)):
         described = StateDescriptor(

@@ -84,11 +84,11 @@ def delete(key: bytes, field: bytes | None = None) -> Change:
 # What a row becomes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_row_puts_its_value_at_its_key():
+def test_row_puts_its_value_at_its_key():
     assert changes(VALUES, rows(k0=["a", "b"], v0=["1", ""])) == [put(b"job:temp:a", b"1"), put(b"job:temp:b", b"")]
 
 
-def test_a_null_value_deletes():
+def test_null_value_deletes():
     assert changes(VALUES, rows(k0=["a"], v0=[None])) == [delete(b"job:temp:a")]
 
 
@@ -97,12 +97,12 @@ def test_true_deletion_column_deletes_and_null_does_not():
     assert changes(VALUES, batch) == [delete(b"job:temp:a"), put(b"job:temp:b", b"2"), put(b"job:temp:c", b"3")]
 
 
-def test_a_change_with_a_field_is_about_that_field():
+def test_change_with_field_is_about_that_field():
     batch = rows(k0=["a", "a"], f=["mon", "tue"], v0=["1", None])
     assert changes(FIELDS, batch) == [put_item(b"job:temp:a", b"mon", b"1"), delete(b"job:temp:a", b"tue")]
 
 
-def test_a_put_carries_its_expiry_and_a_delete_has_none():
+def test_put_carries_its_expiry_and_delete_has_none():
     plan = replace(VALUES, expire_at_ms=1234)
     expected = [put(b"job:temp:a", b"1", expire_at_ms=1234), delete(b"job:temp:b")]
     assert changes(plan, rows(k0=["a", "b"], v0=["1", None])) == expected
@@ -113,7 +113,7 @@ def test_row_adds_member_and_removes_it_if_deletion_column_is_true():
     assert changes(SET, batch) == [put_item(b"job:temp:a", b"x", b""), delete(b"job:temp:a", b"y")]
 
 
-def test_a_score_is_put_at_its_member_and_a_null_one_removes_it():
+def test_score_is_put_at_its_member_and_null_one_removes_it():
     batch = rows(k0=["a"] * 4, f=["w", "x", "y", "z"], v0=pa.array([1.0, 0.1, None, float("-inf")]))
     expected = [
         put_item(b"job:temp:a", b"w", b"1"),
@@ -123,19 +123,19 @@ def test_a_score_is_put_at_its_member_and_a_null_one_removes_it():
     assert changes(SORTED_SET, batch) == [*expected, put_item(b"job:temp:a", b"z", b"-inf")]
 
 
-def test_a_score_that_is_no_number_fails_the_batch_and_names_the_key():
+def test_score_that_is_no_number_fails_batch_and_names_key():
     batch = rows(k0=["a", "b"], f=["x", "y"], v0=pa.array([1.0, float("nan")]))
     message = r"state 'temp': the score column 'points' is NaN in a row of the key b'job:temp:b'"
     with pytest.raises(RowError, match=message):
         changes(SORTED_SET, batch)
 
 
-def test_a_member_is_never_null():
+def test_member_is_never_null():
     with pytest.raises(RowError, match="state 'temp': the member column 'player' is null in 1 row"):
         changes(SET, rows(k0=["a"], f=[None]))
 
 
-def test_two_rows_of_one_member_need_an_order():
+def test_two_rows_of_one_member_need_order():
     batch = rows(k0=["a", "a"], f=["x", "x"], v0=pa.array([1.0, 2.0]))
     with pytest.raises(RowError, match="several rows for the key b'job:temp:a'"):
         changes(SORTED_SET, batch)
@@ -148,11 +148,11 @@ def test_several_value_columns_are_one_map_without_nulls():
     assert list(packed_map.pairs(change.value)) == [(b"a", b"1")]
 
 
-def test_a_map_of_nulls_only_deletes_the_key():
+def test_map_of_nulls_only_deletes_key():
     assert changes(WHOLE_MAPS, rows(k0=["k"], v0=[None], v1=[None])) == [delete(b"job:temp:k")]
 
 
-def test_key_parts_and_literals_make_the_key_in_their_order():
+def test_key_parts_and_literals_make_key_in_their_order():
     plan = replace(PAIRS, literals=("plane/", "->", "!"))
     assert [change.key for change in changes(plan, rows(k0=["JFK"], k1=["LAX"], v0=["1"]))] == [b"plane/JFK->LAX!"]
 
@@ -171,13 +171,13 @@ def test_no_rows_are_no_runs():
 # Several rows of one key ----------------------------------------------------------------------------------------------
 
 
-def test_the_last_row_of_a_key_wins():
+def test_last_row_of_key_wins():
     plan = replace(VALUES, keeps_last=True)
     batch = rows(k0=["a", "a", "a", "b"], v0=["1", "2", "3", "4"])
     assert changes(plan, batch) == [put(b"job:temp:a", b"3"), put(b"job:temp:b", b"4")]
 
 
-def test_the_last_row_of_a_key_wins_across_the_borders_of_batches():
+def test_last_row_of_key_wins_across_borders_of_batches():
     plan = replace(VALUES, keeps_last=True)
     batches = [
         rows(k0=["a", "b"], v0=["1", "1"]),
@@ -196,7 +196,7 @@ def test_last_of_scattered_rows_of_key_wins():
     assert sorted(found) == [put(b"job:temp:a", b"3"), put(b"job:temp:b", b"4"), put(b"job:temp:c", b"5")]
 
 
-def test_the_last_row_of_a_field_wins_and_other_fields_stay():
+def test_last_row_of_field_wins_and_other_fields_stay():
     plan = replace(FIELDS, keeps_last=True)
     batches = [rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]), rows(k0=["a", "a"], f=["x", "y"], v0=["3", "4"])]
     assert changes(plan, *batches) == [
@@ -218,7 +218,7 @@ def test_two_rows_of_one_key_and_field_are_refused_and_two_fields_are_not():
         changes(FIELDS, rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]))
 
 
-def test_all_rows_that_append_to_a_list_count_in_their_order():
+def test_all_rows_that_append_to_list_count_in_their_order():
     plan = replace(VALUES, keeps_last=True, appends=True)
     batches = [rows(k0=["a", "a"], v0=["1", "2"]), rows(k0=["a", "b"], v0=["1", "3"]), rows(k0=["b"], v0=[None])]
     found = [(change.op, change.key[-1:], change.value) for change in changes(plan, *batches)]
@@ -226,7 +226,7 @@ def test_all_rows_that_append_to_a_list_count_in_their_order():
     assert found == [*appended, (Op.DELETE, b"b", None)]
 
 
-def test_rows_that_append_to_one_list_need_an_order():
+def test_rows_that_append_to_one_list_need_order():
     with pytest.raises(RowError, match=r"several rows for the key b'job:temp:a'.*order_by"):
         changes(replace(VALUES, appends=True), rows(k0=["a", "a"], v0=["1", "2"]))
 
@@ -245,12 +245,12 @@ def test_array_replaces_list_and_must_not_contain_null():
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
-def test_a_null_key_is_refused_by_state_and_column():
+def test_null_key_is_refused_by_state_and_column():
     with pytest.raises(RowError, match=r"state 'temp'.*key column 'sensor' is null in 1 row"):
         changes(VALUES, rows(k0=["a", None], v0=["1", "2"]))
 
 
-def test_a_null_field_is_refused_by_state_and_column():
+def test_null_field_is_refused_by_state_and_column():
     with pytest.raises(RowError, match=r"state 'temp'.*field column 'day' is null in 1 row"):
         changes(FIELDS, rows(k0=["a"], f=[None], v0=["1"]))
 
@@ -262,7 +262,7 @@ def test_key_part_with_separator_is_refused(part: str):
 
 
 @pytest.mark.parametrize(("part", "separator", "is_refused"), [("a-", "--", True), ("-a", "--", False)])
-def test_a_key_part_that_ends_like_the_separator_begins_is_refused(part: str, separator: str, is_refused: bool):
+def test_key_part_that_ends_like_separator_begins_is_refused(part: str, separator: str, is_refused: bool):
     plan = replace(PAIRS, literals=("", separator, ""))
     batch = rows(k0=[part], k1=["b"], v0=["1"])
     if is_refused:
@@ -276,19 +276,19 @@ def test_last_key_part_may_contain_separator():
     assert changes(PAIRS, rows(k0=["a"], k1=["b:c"], v0=["1"])) == [put(b"job:temp:a:b:c", b"1")]
 
 
-def test_the_longest_key_passes_and_one_byte_more_is_refused():
+def test_longest_key_passes_and_one_byte_more_is_refused():
     fits = "k" * (KEY_BYTES_MAX - len("job:temp:"))
     assert len(changes(VALUES, rows(k0=[fits], v0=["1"]))) == 1
     with pytest.raises(RowError, match=f"a key made of the column 'sensor' has {KEY_BYTES_MAX + 1} bytes"):
         changes(VALUES, rows(k0=[fits + "k"], v0=["1"]))
 
 
-def test_a_field_that_is_too_long_is_refused():
+def test_field_that_is_too_long_is_refused():
     with pytest.raises(RowError, match="state 'temp': a field made of the column 'day' has"):
         changes(FIELDS, rows(k0=["a"], f=["f" * (KEY_BYTES_MAX + 1)], v0=["1"]))
 
 
-def test_a_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
+def test_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encoding, "VALUE_BYTES_MAX", 10)
     assert len(changes(VALUES, rows(k0=["a"], v0=["v" * 10]))) == 1
     with pytest.raises(RowError, match="state 'temp': a value made of the column 'temp' has 11 bytes; the limit is 10"):
@@ -299,7 +299,7 @@ def test_a_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_have_the_schema_of_the_log_and_are_sorted_by_position():
+def test_runs_have_schema_of_log_and_are_sorted_by_position():
     batches = [rows(k0=[f"{i}" for i in range(start, start + 100)], v0=["v"] * 100) for start in range(0, 1000, 100)]
     (run,) = encode([VALUES], batches, [0])
     assert run.schema == schema()
@@ -308,7 +308,7 @@ def test_runs_have_the_schema_of_the_log_and_are_sorted_by_position():
     assert run.num_rows == 1000
 
 
-def test_no_run_has_more_rows_than_a_run_may_have():
+def test_no_run_has_more_rows_than_run_may_have():
     keys = [f"{i:07d}" for i in range(RUN_ROWS_MAX * 2 + 5)]
     one_batch = rows(k0=keys, v0=["v"] * len(keys))
     for batches in ([one_batch], [one_batch.slice(at, 10_000) for at in range(0, len(keys), 10_000)]):
@@ -317,7 +317,7 @@ def test_no_run_has_more_rows_than_a_run_may_have():
         assert sum(run.num_rows for run in runs) == len(keys)
 
 
-def test_no_run_has_more_bytes_than_a_run_may_have_unless_it_is_one_row():
+def test_no_run_has_more_bytes_than_run_may_have_unless_it_is_one_row():
     sizes = [1000] * 40 + [RUN_BYTES_MAX // 3] * 5 + [RUN_BYTES_MAX + 1]
     batch = rows(k0=[f"{i:03d}" for i in range(len(sizes))], v0=["v" * size for size in sizes])
     runs = list(encode([VALUES], [batch], [0]))
@@ -325,7 +325,7 @@ def test_no_run_has_more_bytes_than_a_run_may_have_unless_it_is_one_row():
     assert sum(run.num_rows for run in runs) == len(sizes)
 
 
-def test_the_digest_does_not_depend_on_the_order_of_rows_or_on_how_they_are_cut():
+def test_digest_does_not_depend_on_order_of_rows_or_on_how_they_are_cut():
     hashes = np.array([2**63 - 1, -(2**63), 5, -1], np.int64)
     keys = ["a", "b", "c", "d"]
     forward, backward = [0], [0]
@@ -368,17 +368,17 @@ def text(array: pa.Array, form: str) -> list[str | None]:
         (None, None),
     ],
 )
-def test_a_double_is_its_shortest_text(number: float | None, expected: str | None):
+def test_double_is_its_shortest_text(number: float | None, expected: str | None):
     assert text(pa.array([number], pa.float64()), "float") == [expected]
 
 
-def test_a_float_is_the_shortest_text_of_32_bits():
+def test_float_is_shortest_text_of_32_bits():
     numbers = pa.array([0.1, 16777216.0, 3.4028235e38, 1e-45, 1 / 3], pa.float32())
     assert text(numbers, "float") == ["0.1", "16777216", "3.4028235e+38", "1e-45", "0.33333334"]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_decimal_is_plain(kind: pa.DataType):
+def test_decimal_is_plain(kind: pa.DataType):
     texts = ["1.50", "0E-18", "-1E+3", None, "123456789012345678901234567890.12345678", "1E-7"]
     expected = ["1.50", "0." + "0" * 18, "-1000", None, "123456789012345678901234567890.12345678", "0.0000001"]
     assert text(pa.array(texts, kind), "decimal") == expected
@@ -411,14 +411,14 @@ def test_timestamp_without_fraction_is_written_without(instant: datetime, expect
         (10**15 * 280, "+10842-11-05T17:46:40"),
     ],
 )
-def test_a_timestamp_may_lie_as_far_away_as_spark_counts(micros: int, expected: str):
+def test_timestamp_may_lie_as_far_away_as_spark_counts(micros: int, expected: str):
     near = 1372932000 * 10**6
     for others, texts in (([near], ["2013-07-04T10:00:00"]), ([near + 1], ["2013-07-04T10:00:00.000001"])):
         column = pa.array([micros, None, *others], pa.timestamp("us"))
         assert text(column, "timestamp_ntz") == [expected, None, *texts]
 
 
-def test_a_timestamp_of_another_zone_is_written_in_utc():
+def test_timestamp_of_another_zone_is_written_in_utc():
     instant = datetime(2013, 7, 4, 10, tzinfo=timezone(timedelta(hours=-4)))
     assert text(pa.array([instant], pa.timestamp("us", "America/New_York")), "timestamp") == ["2013-07-04T14:00:00Z"]
 
@@ -445,7 +445,7 @@ def test_row_may_have_its_own_expiry():
     ]
 
 
-def test_a_row_of_a_list_may_empty_it_first():
+def test_row_of_list_may_empty_it_first():
     plan = replace(VALUES, appends=True, keeps_last=True)
     batch = rows(
         k0=["a", "a", "a", "b", "c"],

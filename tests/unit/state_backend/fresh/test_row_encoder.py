@@ -42,19 +42,19 @@ def changes(state: StateDescriptor, *rows: tuple[Any, ...], slots: SlotSet = ALL
 MAX = StateDescriptor("max", key="sensor", value="temp", columns={"sensor": "string", "temp": "double"})
 
 
-def test_the_last_row_of_each_key_in_a_frame_is_a_change() -> None:
+def test_last_row_of_each_key_in_frame_is_change() -> None:
     found = changes(MAX, ("a", 1, 1.0, True), ("b", 1, 2.5, True), ("a", 2, 3.0, False))
     assert {change.key: change.value for change in found} == {b"job:max:a": b"3", b"job:max:b": b"2.5"}
 
 
-def test_several_columns_are_a_hash() -> None:
+def test_several_columns_are_hash() -> None:
     (change,) = changes(StateDescriptor("all", key="sensor", value=["n", "temp", "ok"]), ("a", 7, 1.5, True))
     assert change.value is not None
     assert b"$1\r\nn\r\n$1\r\n7\r\n" in change.value
     assert b"$2\r\nok\r\n$4\r\ntrue\r\n" in change.value
 
 
-def test_keys_of_other_slots_and_rows_without_a_key_are_left_out() -> None:
+def test_keys_of_other_slots_and_rows_without_key_are_left_out() -> None:
     slot = slot_of(b"job:max:a")
     found = changes(MAX, ("a", 1, 1.0, True), ("b", 1, 2.5, True), slots=SlotSet.of([(slot, slot)]))
     assert [change.key for change in found] == [b"job:max:a"]
@@ -73,13 +73,13 @@ def test_keys_of_other_slots_and_rows_without_a_key_are_left_out() -> None:
         (StateDescriptor("s", key="sensor", value="n", reduce="sum"), "depends on earlier rows"),
     ],
 )
-def test_a_state_that_the_rows_do_not_make_is_refused(state: StateDescriptor, reason: str) -> None:
+def test_state_that_rows_do_not_make_is_refused(state: StateDescriptor, reason: str) -> None:
     with pytest.raises(DescriptorError, match=reason):
         RowEncoder("job", [state], schema_json(COLUMNS))
 
 
 @pytest.mark.parametrize("damaged", [b"\1", b"\1\0\0\0", frame(("a", 1, 1.0, True))[:-1], b"\xff" * 40])
-def test_a_damaged_frame_is_refused(damaged: bytes) -> None:
+def test_damaged_frame_is_refused(damaged: bytes) -> None:
     with pytest.raises(CheckpointFormatError):
         RowEncoder("job", [MAX], schema_json(COLUMNS)).changes(damaged, ALL)
 
@@ -100,7 +100,7 @@ print(*set(sys.modules) - before)
 """
 
 
-def test_first_row_imports_nothing_that_the_import_of_the_writer_has_not() -> None:
+def test_first_row_imports_nothing_that_import_of_writer_has_not() -> None:
     """A server imports the writer in a thread, and handles rows in its event loop."""
     arguments = [schema_json(COLUMNS).hex(), frame(("a", 1, 1.0, True)).hex()]
     command = [sys.executable, "-c", FIRST_ROW, *arguments]

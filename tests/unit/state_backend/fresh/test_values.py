@@ -43,7 +43,7 @@ def shown(values: FreshValues, key: bytes, applied: int = -1) -> bytes | None:
     return None
 
 
-def test_the_last_row_of_a_key_is_shown_until_its_epoch(values: FreshValues) -> None:
+def test_last_row_of_key_is_shown_until_its_epoch(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 0, {b"a": b"2"})
@@ -55,7 +55,7 @@ def test_the_last_row_of_a_key_is_shown_until_its_epoch(values: FreshValues) -> 
     assert values.facts(0) == ({}, None, None, False)
 
 
-def test_a_later_batch_is_shown_before_an_earlier_one_and_outlives_it(values: FreshValues) -> None:
+def test_later_batch_is_shown_before_earlier_one_and_outlives_it(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 1, {b"a": b"2"})
@@ -64,7 +64,7 @@ def test_a_later_batch_is_shown_before_an_earlier_one_and_outlives_it(values: Fr
     assert (shown(values, b"a"), shown(values, b"b")) == (b"2", None)
 
 
-def test_a_third_batch_joins_the_second_while_the_first_epoch_is_late(values: FreshValues) -> None:
+def test_third_batch_joins_second_while_first_epoch_is_late(values: FreshValues) -> None:
     values.open_batch("run", -1)
     for batch in range(3):
         put(values, "run", batch, {b"a": b"%d" % batch, b"of %d" % batch: b"x"})
@@ -77,7 +77,7 @@ def test_a_third_batch_joins_the_second_while_the_first_epoch_is_late(values: Fr
     assert values.facts(2).keys == 0
 
 
-def test_a_run_that_opens_a_batch_voids_rows_of_other_runs(values: FreshValues) -> None:
+def test_run_that_opens_batch_voids_rows_of_other_runs(values: FreshValues) -> None:
     values.open_batch("first", -1)
     put(values, "first", 4, {b"a": b"1"})
     values.open_batch("second", -1)
@@ -87,7 +87,7 @@ def test_a_run_that_opens_a_batch_voids_rows_of_other_runs(values: FreshValues) 
     assert (shown(values, b"a"), shown(values, b"b")) == (None, b"2")
 
 
-def test_a_run_that_was_replaced_opens_no_batch(values: FreshValues) -> None:
+def test_replaced_run_opens_no_batch(values: FreshValues) -> None:
     for run in ("first", "second", "third"):
         values.open_batch(run, -1)
     put(values, "third", 4, {b"a": b"3"})
@@ -110,13 +110,13 @@ def test_slots_that_come_back_bring_no_values_of_before(values: FreshValues) -> 
     assert (shown(values, b"a"), shown(values, b"b")) == (b"4", b"3")
 
 
-def test_rows_of_an_applied_batch_come_too_late(values: FreshValues) -> None:
+def test_rows_of_applied_batch_come_too_late(values: FreshValues) -> None:
     values.open_batch("run", 4)
     put(values, "run", 4, {b"a": b"1"}, applied=4)
     assert values.facts(4).keys == 0
 
 
-def test_a_batch_without_room_shows_nothing_and_the_next_one_does(values: FreshValues) -> None:
+def test_batch_without_room_shows_nothing_and_next_one_does(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1"})
     with pytest.raises(StoreFullError, match="batch 0"):
@@ -129,7 +129,7 @@ def test_a_batch_without_room_shows_nothing_and_the_next_one_does(values: FreshV
     assert shown(values, b"a") == b"2"
 
 
-def test_dropped_rows_make_a_batch_incomplete_until_its_epoch(values: FreshValues) -> None:
+def test_dropped_rows_make_batch_incomplete_until_its_epoch(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 3, {b"a": b"1"})
     values.set_incomplete("run", 3)
@@ -137,7 +137,7 @@ def test_dropped_rows_make_a_batch_incomplete_until_its_epoch(values: FreshValue
     assert not values.facts(3).is_incomplete
 
 
-def test_readers_find_the_keys_that_rows_and_a_clear_changed(values: FreshValues) -> None:
+def test_readers_find_keys_that_rows_and_clear_changed(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1"})
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def test_readers_find_the_keys_that_rows_and_a_clear_changed(values: FreshValues
         assert sorted(layer.changed_since(seen + 1) or ()) == [b"a", b"b"]
 
 
-def test_another_server_begins_without_values_and_removes_the_folder(tmp_path: Path) -> None:
+def test_another_server_begins_without_values_and_removes_folder(tmp_path: Path) -> None:
     first = FreshValues(folder_of(tmp_path, "first"), "g", 1 << 20)
     first.open_batch("run", -1)
     put(first, "run", 0, {b"a": b"1"})
@@ -182,7 +182,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
-def test_reads_give_the_newest_row_of_the_run_else_the_committed_value(
+def test_reads_give_newest_row_of_run_else_committed_value(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, dict[bytes, bytes]]]
 ) -> None:
     """A commit makes the last rows of its batch the committed values, also those that a restarted server has lost."""

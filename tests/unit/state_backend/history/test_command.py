@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_values_are_shown_the_newest_first(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_are_shown_newest_first(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "job:temp:a", "--log", str(log)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2023-11-14T22:13:23.000Z  epoch 3         (no key)",
@@ -45,14 +45,14 @@ def test_the_values_are_shown_the_newest_first(log: Path, capsys: pytest.Capture
     }
 
 
-def test_a_key_of_no_job_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_of_no_job_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "other:temp:a", "--log", str(log)]) == 1
     assert "makes keys like 'other:temp:a'; jobs: job" in capsys.readouterr().err
     assert main(["history", "job:temp:b", "--log", str(log)]) == 1
     assert "job job had no key 'job:temp:b'" in capsys.readouterr().err
 
 
-def test_the_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "job", "2", "3", "--log", str(log)]) == 0
     assert capsys.readouterr().out.split() == ["removed", "temp", "job:temp:a"]
     assert main(["diff", "job", "2023-11-14T22:13:23.500Z", "2", "--log", str(log), "--json", "--state", "temp"]) == 0

@@ -73,7 +73,7 @@ def rows(*arguments: Any, **options: Any) -> list[dict[str, Any]]:
     return list(read_table(*arguments, **options).to_pylist())
 
 
-def test_columns_have_the_types_of_spark(log: Path) -> None:
+def test_columns_have_types_of_spark(log: Path) -> None:
     found = {row["key"]: row for row in rows(log, "job", "typed")}
     assert found["job:typed:2024-01-02/Oslo"] == {
         "key": "job:typed:2024-01-02/Oslo",
@@ -89,12 +89,12 @@ def test_columns_have_the_types_of_spark(log: Path) -> None:
     }
 
 
-def test_columns_of_an_ambiguous_key_are_null(log: Path) -> None:
+def test_columns_of_ambiguous_key_are_null(log: Path) -> None:
     (row,) = [row for row in rows(log, "job", "typed") if row["key"].endswith("a/b")]
     assert (row["day"], row["city"], row["n"], row["x"]) == (None, None, 6, None)
 
 
-def test_time_in_a_key_is_distinguished_from_the_text_after_it(tmp_path: Path) -> None:
+def test_time_in_key_is_distinguished_from_text_after_it(tmp_path: Path) -> None:
     windows = StateDescriptor(
         "windows", key=("window", "side"), value="n", columns={"window": "timestamp", "side": "string", "n": "int"}
     )
@@ -108,14 +108,14 @@ def test_time_in_a_key_is_distinguished_from_the_text_after_it(tmp_path: Path) -
     ]
 
 
-def test_a_document_has_a_column_for_each_value_and_the_expiry(log: Path) -> None:
+def test_document_has_column_for_each_value_and_expiry(log: Path) -> None:
     assert sorted(rows(log, "job", "document", as_of=0), key=lambda row: row["id"]) == [
         {"id": 7, "a": 1000.0, "b": "text", "expire_at": EXPIRY},
         {"id": 8, "a": None, "b": "8", "expire_at": None},
     ]
 
 
-def test_the_newest_epoch_is_the_default(log: Path) -> None:
+def test_newest_epoch_is_default(log: Path) -> None:
     assert {row["id"]: row["a"] for row in rows(log, "job", "document")} == {7: 2.0, 8: None}
 
 
@@ -130,12 +130,12 @@ def test_fields_elements_members_and_scores_are_rows(log: Path) -> None:
     assert [(row["member"], row["score"]) for row in rows(log, "job", "top")] == [("bob", 1.5), ("ann", 2.0)]
 
 
-def test_a_text_that_is_not_utf8_is_replaced_and_readable_as_bytes(log: Path) -> None:
+def test_text_that_is_not_utf8_is_replaced_and_readable_as_bytes(log: Path) -> None:
     assert rows(log, "job", "any") == [{"key": "x", "v": "\ufffd", "expire_at": None}]
     assert rows(log, "job", "any", raw=True) == [{"key": b"x", "v": b"\xff", "expire_at": None}]
 
 
-def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
+def test_unknown_state_and_unknown_moment_are_refused(log: Path) -> None:
     with pytest.raises(LogError, match="has no state 'none'; states: typed of job job"):
         read_table(log, "job", "none")
     with pytest.raises(LogError, match="epoch 5 is not committed; the last one is 1"):
@@ -146,7 +146,7 @@ def test_an_unknown_state_and_an_unknown_moment_are_refused(log: Path) -> None:
         read_table(log, "job", "document", as_of="yesterday")
 
 
-def test_the_job_precedes_the_state_and_another_order_is_an_error(log: Path) -> None:
+def test_job_precedes_state_and_another_order_is_error(log: Path) -> None:
     assert read_table(log, None, "document").equals(read_table(log, "job", "document"))
     with pytest.raises(LogError, match=r"'document', which is a state of job 'job'.*read_table\(log, job, state\)"):
         read_table(log, "document", "job")
@@ -158,7 +158,7 @@ def test_the_job_precedes_the_state_and_another_order_is_an_error(log: Path) -> 
         read_snapshot(log, "job", "document")  # type: ignore[arg-type]
 
 
-def test_times_beyond_the_year_9999_and_bytes_in_json_are_read(tmp_path: Path) -> None:
+def test_times_beyond_year_9999_and_bytes_in_json_are_read(tmp_path: Path) -> None:
     kinds = {"k": "date", "at": "timestamp", "b": "binary"}
     state = StateDescriptor("far", key="k", value=["at", "b"], kind="value", columns=kinds)
     with LogWriter(tmp_path, "job", [state]) as writer:
@@ -182,7 +182,7 @@ def test_intervals_of_days_and_seconds_are_durations_and_those_with_months_are_t
 
 
 @pytest.mark.parametrize("text", ["", "P", "PT", "P1", "1D", "P1Y", "PT1.1234567S", "P200000000D"])
-def test_a_text_that_is_no_interval_of_days_and_seconds_is_an_error(tmp_path: Path, text: str) -> None:
+def test_text_that_is_no_interval_of_days_and_seconds_is_error(tmp_path: Path, text: str) -> None:
     state = StateDescriptor("spans", key="k", value="v", columns={"v": "interval day to second"})
     write_log(tmp_path, "job", [state], [put(state, "job:spans:a", text.encode())])
     with pytest.raises(LogError, match=r"column .v. has a value that is not of type duration\[us\]; read it with raw="):

@@ -195,7 +195,7 @@ def test_store_damaged_while_no_server_ran_is_rebuilt(followed: Followed) -> Non
 
 
 @pytest.mark.parametrize("left", [0, 100, PAGE, 5 * PAGE, 5 * PAGE + 7])
-def test_a_file_that_was_cut_short_is_noticed_before_it_is_touched(followed: Followed, left: int) -> None:
+def test_truncated_file_is_noticed_before_it_is_touched(followed: Followed, left: int) -> None:
     if left == 0:
         followed.applier.close()
     os.truncate(followed.data, left)
@@ -207,7 +207,7 @@ def test_a_file_that_was_cut_short_is_noticed_before_it_is_touched(followed: Fol
     assert followed.is_right()
 
 
-def test_damage_found_by_a_reader_has_the_store_verified_and_rebuilt(followed: Followed) -> None:
+def test_damage_found_by_reader_has_store_verified_and_rebuilt(followed: Followed) -> None:
     reader = LmdbStore.__new__(LmdbStore)  # as in another process: LMDB forbids to open a folder twice in one
     reader.path = followed.store.path
     spoil_records(followed.data, b"value 77")
@@ -222,7 +222,7 @@ def test_damage_found_by_a_reader_has_the_store_verified_and_rebuilt(followed: F
     assert followed.is_right()
 
 
-def test_a_suspicion_that_is_not_confirmed_changes_nothing_once(followed: Followed) -> None:
+def test_suspicion_that_is_not_confirmed_changes_nothing_once(followed: Followed) -> None:
     followed.events.clear()
     followed.store.suspect()
     followed.settle()
@@ -233,7 +233,7 @@ def test_a_suspicion_that_is_not_confirmed_changes_nothing_once(followed: Follow
     assert followed.is_right()
 
 
-def test_an_epoch_does_not_build_on_a_damaged_record(followed: Followed) -> None:
+def test_epoch_does_not_build_on_damaged_record(followed: Followed) -> None:
     before = followed.data
     spoil_records(before, b"element 299")
     followed.writer.publish([Change("news", Op.APPEND, b"job:news:a", None, b"element 300")])
@@ -243,7 +243,7 @@ def test_an_epoch_does_not_build_on_a_damaged_record(followed: Followed) -> None
     assert "damaged" in followed.names()
 
 
-def test_after_a_crash_no_store_is_trusted(followed: Followed) -> None:
+def test_no_store_is_trusted_after_crash(followed: Followed) -> None:
     before = followed.data
     followed.applier.close()
     followed.start()
@@ -291,13 +291,13 @@ def test_file_size_equals_its_pages_after_each_epoch(followed: Followed) -> None
         (ValueError("x"), None),
     ],
 )
-def test_error_distinguishes_a_damaged_file(error: Exception, text: str | None) -> None:
+def test_error_distinguishes_damaged_file(error: Exception, text: str | None) -> None:
     """A server has a store verified after such an error, and asks its client to retry."""
     damage = as_damage(error)
     assert (None if damage is None else str(damage)) == text
 
 
-def test_a_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
+def test_file_has_all_pages_that_it_counts(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     apply_epoch(store, STATES, [value_of(b"%d" % n) for n in range(1000)], 0)
     store.close()
@@ -358,7 +358,7 @@ def test_keys_of_one_position_are_no_damage(tmp_path: Path, monkeypatch: pytest.
     store.close()
 
 
-def test_a_value_that_is_not_that_of_its_checksum_is_damage(tmp_path: Path) -> None:
+def test_value_that_is_not_that_of_its_checksum_is_damage(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     apply_epoch(store, STATES, [value_of(b"%d" % n) for n in range(600)], 0)
     with store._write_transaction() as txn, txn.cursor(db=store.tables.keys) as cursor:

@@ -188,7 +188,7 @@ CASES: list[tuple[list[Change], list[Change], str]] = [
 
 
 @pytest.mark.parametrize(("before", "changes", "events"), CASES)
-def test_a_change_makes_the_events_of_the_commands_that_would_make_it(
+def test_change_makes_events_of_commands_that_would_make_it(
     recorded: Recorded, before: list[Change], changes: list[Change], events: str
 ) -> None:
     recorded.apply(before)
@@ -196,7 +196,7 @@ def test_a_change_makes_the_events_of_the_commands_that_would_make_it(
     assert recorded.events_of(*changes) == events
 
 
-def test_a_key_that_expires_is_announced_once(recorded: Recorded) -> None:
+def test_key_that_expires_is_announced_once(recorded: Recorded) -> None:
     recorded.apply([put(b"1", NOW_MS + 10)])
     recorded.events()
     assert recorded.store.expire(NOW_MS + 9, 100) == 0
@@ -214,7 +214,7 @@ def test_expired_key_put_before_its_event_has_both_events(recorded: Recorded) ->
 
 
 @pytest.mark.parametrize("expire_at_ms", [NOW_MS + 50, 0])
-def test_a_key_that_is_put_after_its_time_is_announced_at_once(recorded: Recorded, expire_at_ms: int) -> None:
+def test_key_that_is_put_after_its_time_is_announced_at_once(recorded: Recorded, expire_at_ms: int) -> None:
     """The server's clock is ahead of the log's, which decides what an epoch may still change."""
     recorded.apply([Change("temp", Op.PUT, b"other", None, b"1", NOW_MS + 10)])
     recorded.store.expire(NOW_MS + 100, 100)
@@ -225,7 +225,7 @@ def test_a_key_that_is_put_after_its_time_is_announced_at_once(recorded: Recorde
     assert recorded.events() == [(b"map", "NEW FIELDS_SET FIELD_EXPIRY_SET FIELDS_EXPIRED")]
 
 
-def test_fields_that_expire_are_announced_and_the_last_one_deletes_its_map(recorded: Recorded) -> None:
+def test_fields_that_expire_are_announced_and_last_one_deletes_its_map(recorded: Recorded) -> None:
     fields = [put_item("city", b"a", b"1", NOW_MS + 10), put_item("city", b"b", b"1", NOW_MS + 20)]
     recorded.apply(fields)
     recorded.events()
@@ -243,21 +243,21 @@ def test_expired_map_is_deleted_by_epoch_putting_it(recorded: Recorded) -> None:
     )
 
 
-def test_keys_that_a_replaced_state_no_longer_has_are_deleted(recorded: Recorded) -> None:
+def test_keys_that_replaced_state_no_longer_has_are_deleted(recorded: Recorded) -> None:
     recorded.apply([put(b"1"), put(b"1")._replace(key=b"gone"), put(b"1")._replace(key=b"same")])
     recorded.events()
     recorded.apply([put(b"2"), put(b"1")._replace(key=b"same")], replaces=frozenset({"temp"}))
     assert sorted(recorded.events()) == [(b"gone", "DELETED"), (b"k", "SET")]
 
 
-def test_a_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: Recorded) -> None:
+def test_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: Recorded) -> None:
     recorded.apply([put(b"1")])
     recorded.events()
     both = frozenset({"temp", "city"})
     assert recorded.events_of(put_value("city", b"k", packed(a=b"1")), replaces=both) == "DELETED NEW FIELDS_SET"
 
 
-def test_events_are_stored_in_batches_of_a_bounded_size(recorded: Recorded) -> None:
+def test_events_are_stored_in_batches_of_bounded_size(recorded: Recorded) -> None:
     recorded.store.event_batch_bytes = 100
     recorded.apply([put(b"1")._replace(key=b"key:%03d" % n) for n in range(50)])
     with recorded.store.snapshot(NOW_MS) as snapshot:

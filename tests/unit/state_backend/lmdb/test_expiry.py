@@ -57,7 +57,7 @@ def records(store: LmdbStore) -> int:
         return int(txn.stat(store.tables.keys)["entries"])
 
 
-def test_expired_keys_of_a_stopped_job_are_not_counted_and_notified_once(store: LmdbStore) -> None:
+def test_expired_keys_of_stopped_job_are_not_counted_and_notified_once(store: LmdbStore) -> None:
     apply(store, 0, *total(0, 0), *members(0, 500))
     for now_ms in (1_000, 1_200):
         store.expire(now_ms, 100)

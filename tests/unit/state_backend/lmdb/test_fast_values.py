@@ -59,7 +59,7 @@ def test_many_values_are_put_counted_and_changed(store: LmdbStore) -> None:
         assert snapshot.value(b"new") == b"x" * 100_000
 
 
-def test_many_folds_go_into_the_values_that_are_there(store: LmdbStore) -> None:
+def test_many_folds_go_into_values_that_are_there(store: LmdbStore) -> None:
     keys = [b"t%d" % number for number in range(300)]
     apply(store, *(fold(key, b"5") for key in keys))
     apply(store, *(fold(key, b"%d" % number) for number, key in enumerate(keys)), fold(keys[0], b"100"))
@@ -68,7 +68,7 @@ def test_many_folds_go_into_the_values_that_are_there(store: LmdbStore) -> None:
     assert store.applied.keys == {"total": 300}
 
 
-def test_many_rows_with_an_order_leave_the_value_of_the_last_one(store: LmdbStore) -> None:
+def test_many_rows_with_order_leave_value_of_last_one(store: LmdbStore) -> None:
     keys = [b"l%d" % number for number in range(300)]
     apply(store, *(ordered(key, 500) for key in keys))
     assert apply(store, *(ordered(key, 350 + number) for number, key in enumerate(keys))) == 149
@@ -78,7 +78,7 @@ def test_many_rows_with_an_order_leave_the_value_of_the_last_one(store: LmdbStor
     assert store.applied.keys == {"latest": 300}
 
 
-def test_unfoldable_value_is_an_error_with_state_and_key(store: LmdbStore) -> None:
+def test_unfoldable_value_is_error_with_state_and_key(store: LmdbStore) -> None:
     apply(store, fold(b"a", b"5"), fold(b"b", b"5"))
     with pytest.raises(StoreError, match=r"total.*b'b'"):
         apply(store, fold(b"a", b"1"), fold(b"b", b"many"))

@@ -76,7 +76,7 @@ def test_blocks_of_long_elements_have_fewer_of_them(lists: Lists) -> None:
     assert lists.blocks == 7  # three of 3,000 bytes exceed a block's 8 KiB
 
 
-def test_of_a_list_of_limited_length_the_last_elements_stay(lists: Lists) -> None:
+def test_list_of_limited_length_keeps_last_elements(lists: Lists) -> None:
     for end in range(0, 2000, 70):
         lists.append(texts(end, end + 70), "last")
         assert lists.read() == texts(max(0, end - 230), end + 70)
@@ -97,7 +97,7 @@ def test_blocks_of_another_list_stay(lists: Lists) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 500])
-def test_a_list_that_is_replaced_deleted_or_expired_begins_anew(lists: Lists, size: int) -> None:
+def test_replaced_deleted_or_expired_list_is_empty_before_next_row(lists: Lists, size: int) -> None:
     lists.append(texts(0, size))
     lists.apply(Change("news", Op.PUT, b"k", None, packed_list.pack([b"a", b"b"])))
     assert lists.read() == [b"a", b"b"]
@@ -116,7 +116,7 @@ def test_a_list_that_is_replaced_deleted_or_expired_begins_anew(lists: Lists, si
     assert lists.apply(Change("news", Op.DELETE, b"k")) == 0
 
 
-def test_an_append_that_is_put_counts_as_a_change(lists: Lists) -> None:
+def test_append_that_is_put_counts_as_change(lists: Lists) -> None:
     assert lists.apply(*(Change("news", Op.APPEND, b"k", None, text) for text in texts(0, 500))) == 1
     assert lists.apply(Change("news", Op.APPEND, b"k", None, b"x")) == 1
     assert lists.apply(Change("news", Op.PUT, b"k", None, packed_list.pack([b"x"]))) == 1

@@ -85,7 +85,7 @@ def many(count: int = LARGE) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("count", [2, packed_map.FIELDS_MAX, packed_map.FIELDS_MAX + 1, 1000])
-def test_a_map_of_any_size_is_put_changed_and_deleted(maps: Maps, count: int) -> None:
+def test_map_of_any_size_is_put_changed_and_deleted(maps: Maps, count: int) -> None:
     fields = many(count)
     assert maps.apply(*(field(name, value) for name, value in fields.items())) == count
     assert maps.read() == fields
@@ -118,7 +118,7 @@ def test_map_put_whole_has_no_other_fields(maps: Maps, before: int, after: int, 
 
 @pytest.mark.parametrize("count", [3, LARGE])
 @pytest.mark.parametrize("expire_at_ms", [None, 5000])
-def test_state_that_is_replaced_has_only_fields_of_its_epoch(maps: Maps, count: int, expire_at_ms: int | None) -> None:
+def test_replaced_state_has_only_fields_of_its_epoch(maps: Maps, count: int, expire_at_ms: int | None) -> None:
     maps.apply(whole(many(count), expire_at_ms))
     maps.apply(field(b"f1", b"1"), field(b"new"), replaces=frozenset({"city"}))
     assert maps.read() == {b"f1": b"1", b"new": b"v"}
@@ -126,7 +126,7 @@ def test_state_that_is_replaced_has_only_fields_of_its_epoch(maps: Maps, count: 
     assert maps.read() == {}
 
 
-def test_a_map_that_becomes_empty_loses_its_expiry(maps: Maps) -> None:
+def test_map_that_becomes_empty_loses_its_expiry(maps: Maps) -> None:
     maps.apply(whole({b"a": b"1"}, 5000))
     maps.apply(without(b"a"), field(b"b"))
     assert maps.read() == {b"b": b"v"} and maps.expiry() is None
@@ -135,7 +135,7 @@ def test_a_map_that_becomes_empty_loses_its_expiry(maps: Maps) -> None:
     assert maps.read() == {b"b": b"v"} and maps.expiry() == 5000
 
 
-def test_a_put_after_the_last_change_of_the_whole_map_counts(maps: Maps) -> None:
+def test_put_after_last_change_of_whole_map_counts(maps: Maps) -> None:
     maps.apply(field(b"a"), whole({b"b": b"1"}, 5000), field(b"c"), without(b"b"))
     assert maps.read() == {b"c": b"v"} and maps.expiry() == 5000
     maps.apply(field(b"x"), without(), field(b"y"))
@@ -144,7 +144,7 @@ def test_a_put_after_the_last_change_of_the_whole_map_counts(maps: Maps) -> None
     assert maps.read() == {b"z": b"v"} and maps.expiry() is None
 
 
-def test_fields_expire_one_by_one_and_the_last_takes_the_map_with_it(maps: Maps) -> None:
+def test_fields_expire_one_by_one_and_last_takes_map_with_it(maps: Maps) -> None:
     maps.apply(*(field(b"f%d" % n, b"%d" % n, 2000 + n) for n in range(200)), field(b"last", b"x", 3000))
     for now_ms, left in ((1999, 201), (2000, 200), (2100, 100), (2199, 1), (3000, 0)):
         assert len(maps.read(now_ms=now_ms)) == left
@@ -201,7 +201,7 @@ def test_keys_of_one_position_expire_alone(maps: Maps) -> None:
         assert maps.read(name, now_ms=2000) == ({} if at % 3 else {b"f": name})
 
 
-def test_a_key_that_is_deleted_leaves_the_expiry_of_others_at_its_position(maps: Maps) -> None:
+def test_deleted_key_leaves_expiry_of_others_at_its_position(maps: Maps) -> None:
     names = names_at_one_position(3)
     packed = packed_map.pack([(b"f", b"v")])
     maps.apply(*(Change("city", Op.PUT, name, None, packed, 2000) for name in names))
@@ -211,7 +211,7 @@ def test_a_key_that_is_deleted_leaves_the_expiry_of_others_at_its_position(maps:
     assert maps.rows("keys") == maps.rows("expiry") == 0
 
 
-def test_a_field_that_is_deleted_leaves_the_expiry_of_others_at_its_position(maps: Maps) -> None:
+def test_deleted_field_leaves_expiry_of_others_at_its_position(maps: Maps) -> None:
     names = names_at_one_position(3)
     maps.apply(*(field(name, expire_at_ms=2000) for name in names), field(b"other"))
     maps.apply(without(names[0]))
@@ -223,7 +223,7 @@ def test_a_field_that_is_deleted_leaves_the_expiry_of_others_at_its_position(map
 
 
 @pytest.mark.parametrize("change", [field(b"long", b"short"), field(b"long", bytes(PIECE_BYTES + 1)), without(b"long")])
-def test_the_chunks_of_a_long_value_go_with_it(maps: Maps, change: Change) -> None:
+def test_chunks_of_long_value_go_with_it(maps: Maps, change: Change) -> None:
     maps.apply(field(b"long", b"x" * (PIECE_BYTES + 1)), field(b"other", expire_at_ms=5000))
     assert maps.rows("blocks") == 2
     maps.apply(change)
@@ -232,7 +232,7 @@ def test_the_chunks_of_a_long_value_go_with_it(maps: Maps, change: Change) -> No
     assert maps.rows("blocks") == (2 if len(change.value or b"") > PIECE_BYTES else 0)
 
 
-def test_a_map_with_expired_fields_that_are_not_removed_yet_begins_anew(maps: Maps) -> None:
+def test_map_with_expired_fields_that_are_not_removed_yet_begins_anew(maps: Maps) -> None:
     maps.apply(field(b"a", b"1", 2000))
     maps.apply(field(b"b"), clock_ms=2500)
     assert maps.read(now_ms=2500) == {b"b": b"v"}
@@ -242,7 +242,7 @@ def test_a_map_with_expired_fields_that_are_not_removed_yet_begins_anew(maps: Ma
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, LARGE])
-def test_folds_go_into_the_fields_that_are_there(maps: Maps, count: int) -> None:
+def test_folds_go_into_fields_that_are_there(maps: Maps, count: int) -> None:
     def fold(name: bytes) -> Change:
         return Change("hits", Op.FOLD, b"h", name, b"1")
 

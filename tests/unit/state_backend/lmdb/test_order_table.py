@@ -85,7 +85,7 @@ def test_store_built_from_snapshot_knows_orders(tmp_path: Path, size: int) -> No
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_a_state_that_is_replaced_has_only_the_rows_of_its_epoch(tmp_path: Path, size: int) -> None:
+def test_replaced_state_has_only_rows_of_its_epoch(tmp_path: Path, size: int) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     apply(store, 0, list(rows(500, size)))
     apply(store, 1, list(rows(400, 1)), replaces=NAMES)  # older
@@ -97,7 +97,7 @@ def test_a_state_that_is_replaced_has_only_the_rows_of_its_epoch(tmp_path: Path,
     store.close()
 
 
-def test_a_field_that_is_deleted_or_put_has_no_order(tmp_path: Path) -> None:
+def test_field_that_is_deleted_or_put_has_no_order(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     apply(store, 0, list(rows(500, 2)))
     put = Change("fields", Op.PUT, KEYS["fields"], b"f1", b"put")
@@ -110,7 +110,7 @@ def test_a_field_that_is_deleted_or_put_has_no_order(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_order_of_a_field_goes_when_the_field_has_expired(tmp_path: Path) -> None:
+def test_order_of_field_goes_when_field_has_expired(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     changes = [row("fields", 500, b"v", b"f%d" % at)._replace(expire_at_ms=3_000 + at) for at in range(3)]
     apply(store, 0, changes)
@@ -135,7 +135,7 @@ def test_unordered_map_keeps_expiry_beside_ordered_key(tmp_path: Path) -> None:
         each.close()
 
 
-def test_snapshot_has_orders_of_all_keys_of_a_position(tmp_path: Path) -> None:
+def test_snapshot_has_orders_of_all_keys_of_position(tmp_path: Path) -> None:
     """Keys of all states share a position, in each order: a map without an order is the first, in between, or last."""
     value = b"at the position"
     made = {

@@ -93,7 +93,7 @@ def test_members_that_come_and_go_at_random_have_their_ranks(tree: Tree, monkeyp
     assert tree.nodes() == []
 
 
-def test_a_change_of_few_members_writes_few_nodes(tree: Tree) -> None:
+def test_change_of_few_members_writes_few_nodes(tree: Tree) -> None:
     tree.change(pairs(20_000), [])
     tree.check()
     before = tree.by_number()
@@ -131,7 +131,7 @@ def test_nodes_that_become_small_are_joined(tree: Tree) -> None:
     assert len(tree.members) == 1 and tree.nodes() == []  # the root is a leaf again
 
 
-def test_a_tree_of_one_leaf_stays_one(tree: Tree) -> None:
+def test_tree_of_one_leaf_stays_one(tree: Tree) -> None:
     tree.change(pairs(NODE_ENTRIES_MAX), [])
     assert tree.nodes() == []
     tree.change([(0.0, b"one more")], [])
@@ -157,7 +157,7 @@ def test_member_outside_its_tree_node_is_damage(tree: Tree) -> None:
             tree.tree.change(edits)
 
 
-def test_nothing_is_behind_the_highest_score() -> None:
+def test_nothing_is_behind_highest_score() -> None:
     assert bound_of_score(inf, is_after=True) is None
     assert bound_of_score(inf, is_after=False) == (inf, b"")
     assert bound_of_score(1.0, is_after=False) == (1.0, b"")

@@ -45,7 +45,7 @@ def ranking(shown: Snapshot, key: bytes = KEY) -> list[tuple[bytes, float]]:
     return list(shown.sorted_members(key, 0, shown.sorted_size(key)))
 
 
-def test_a_log_with_a_set_has_a_format_that_older_versions_refuse(tmp_path: Path) -> None:
+def test_log_with_set_has_format_that_older_versions_refuse(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", STATES) as writer:
         writer.publish([put(b"ann", b"1.5"), put(b"bob", b"inf"), Change("tags", Op.PUT, OTHER, b"x", b"")])
         writer.publish([Change("top", Op.DELETE, KEY, b"ann")])
@@ -79,7 +79,7 @@ def test_change_unfit_for_set_is_refused_without_epoch(tmp_path: Path, change: C
         assert writer.last is None
 
 
-def test_a_member_that_is_put_with_the_score_it_has_is_no_change(store: LmdbStore) -> None:
+def test_member_that_is_put_with_score_it_has_is_no_change(store: LmdbStore) -> None:
     members = [put(b"%04d" % number, b"%d" % number) for number in range(1000)]
     assert apply(store, *members) > 0
     assert apply(store, *members) == 0
@@ -92,7 +92,7 @@ def test_a_member_that_is_put_with_the_score_it_has_is_no_change(store: LmdbStor
         assert shown.ranks(KEY, [b"0007"]) == [7]
 
 
-def test_set_expires_at_the_time_of_its_last_put(store: LmdbStore) -> None:
+def test_set_expires_at_time_of_its_last_put(store: LmdbStore) -> None:
     apply(store, put(b"ann", b"1", 2_000), put(b"bob", b"2", 3_000), Change("top", Op.DELETE, KEY, b"ann"))
     with store.snapshot(2_999) as shown:
         entry = shown.key_info(KEY)
@@ -116,7 +116,7 @@ def test_replaced_large_set_keeps_records_of_remaining_members(store: LmdbStore)
     assert store.used_bytes()[0] <= before + 8 * 4096
 
 
-def test_a_set_of_another_kind_is_refused_in_every_question(store: LmdbStore) -> None:
+def test_reads_of_set_of_another_kind_are_wrongtype(store: LmdbStore) -> None:
     apply(store, put(b"ann", b"1"), Change("tags", Op.PUT, OTHER, None, packed_list.pack([b"x"])))
     with store.snapshot(1_000) as shown:
         with pytest.raises(WrongKindError, match=r"holds a set, not a sorted-set"):
@@ -127,7 +127,7 @@ def test_a_set_of_another_kind_is_refused_in_every_question(store: LmdbStore) ->
             shown.value(KEY)
 
 
-def test_members_as_long_as_may_be_make_a_tree_that_splits_and_joins(store: LmdbStore) -> None:
+def test_members_as_long_as_may_be_make_tree_that_splits_and_joins(store: LmdbStore) -> None:
     members = [b"x" * 65_000 + b"%03d" % number for number in range(40)]
     apply(store, *(put(member, b"1") for member in members))
     with store.snapshot(1_000) as shown:
@@ -139,7 +139,7 @@ def test_members_as_long_as_may_be_make_a_tree_that_splits_and_joins(store: Lmdb
         assert ranking(shown) == [(members[0], 1.0)]
 
 
-def test_inconsistent_tree_is_an_error(store: LmdbStore) -> None:
+def test_inconsistent_tree_is_error(store: LmdbStore) -> None:
     apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(500)))
     with store._write_transaction() as txn, txn.cursor(db=store.tables.blocks) as cursor:
         names = [name for name, _ in cursor]
@@ -186,14 +186,14 @@ def test_rank_and_member_at_rank_touch_few_blocks(store: LmdbStore, monkeypatch:
             assert read <= 2 * 5
 
 
-def test_nothing_is_before_a_member_of_a_missing_set(store: LmdbStore) -> None:
+def test_nothing_is_before_member_of_missing_set(store: LmdbStore) -> None:
     with store.snapshot(1_000) as shown:
         assert shown.rank_of_member(KEY, b"a", is_after=True) == 0
         assert shown.scan_sorted(KEY, 0, 10) == (0, [])
 
 
 @pytest.mark.parametrize("count", [3, 500])
-def test_a_scan_of_a_sorted_set_has_each_member_once(store: LmdbStore, count: int) -> None:
+def test_scan_of_sorted_set_has_each_member_once(store: LmdbStore, count: int) -> None:
     apply(store, *(put(b"%04d" % number, b"%d" % number) for number in range(count)))
     with store.snapshot(1_000) as shown:
         cursor, found = shown.scan_sorted(KEY, 0, 20)

@@ -68,5 +68,5 @@ def test_sample_of_items_estimates_their_size(snapshot: Snapshot, key: bytes) ->
     assert abs(by_part - whole) < whole / 10
 
 
-def test_a_missing_key_takes_nothing(snapshot: Snapshot) -> None:
+def test_missing_key_takes_nothing(snapshot: Snapshot) -> None:
     assert list(snapshot.stored_sizes(b"missing", 10)) == []

@@ -94,7 +94,7 @@ def test_any_key_can_be_stored(tmp_path: Path, key: bytes) -> None:
     store.close()
 
 
-def test_a_value_of_64_mib_and_a_field_of_any_name_can_be_stored(tmp_path: Path) -> None:
+def test_value_of_64_mib_and_field_of_any_name_can_be_stored(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     value = b"\x01" * (64 << 20)
     store.apply(epoch_of(0, [put(b"k", value), put_city(b""), put_city(b"f" * 65_536)]), STATES)
@@ -107,7 +107,7 @@ def test_a_value_of_64_mib_and_a_field_of_any_name_can_be_stored(tmp_path: Path)
 # Folders and readers --------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_of_a_folder_that_is_not_there_yet_gets_an_error_of_ours(tmp_path: Path) -> None:
+def test_reader_of_folder_that_is_not_there_yet_gets_error_of_ours(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nothing"):
         LmdbStore(tmp_path / "nothing", "g", is_reader=True)
 
@@ -121,7 +121,7 @@ def test_reader_of_folder_without_tables_may_try_again(tmp_path: Path) -> None:
     LmdbStore(tmp_path, "g", is_reader=True).close()
 
 
-def test_an_error_of_lmdb_is_one_of_ours(tmp_path: Path) -> None:
+def test_error_of_lmdb_is_one_of_ours(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.close()
     for use in (store.clear_stale_readers, store.verify, store.used_bytes, store.begin):
@@ -129,7 +129,7 @@ def test_an_error_of_lmdb_is_one_of_ours(tmp_path: Path) -> None:
             use()
 
 
-def test_a_reader_in_another_process_sees_each_new_epoch(tmp_path: Path) -> None:
+def test_reader_in_another_process_sees_each_new_epoch(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     code = """
 import sys
@@ -143,7 +143,7 @@ with LmdbStore(sys.argv[1], "g", is_reader=True).snapshot(1) as snapshot:
     store.close()
 
 
-def test_a_reader_keeps_its_store_when_the_folder_is_made_anew(tmp_path: Path) -> None:
+def test_reader_keeps_its_store_when_folder_is_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     LmdbStore(folder, "g").close()
     store = LmdbStore(folder, "g")
@@ -162,7 +162,7 @@ def test_a_reader_keeps_its_store_when_the_folder_is_made_anew(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mark", ["", "1 another boot", None])
-def test_a_store_from_before_the_last_boot_is_thrown_away(tmp_path: Path, mark: str | None) -> None:
+def test_store_from_before_last_boot_is_thrown_away(tmp_path: Path, mark: str | None) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     store.apply(epoch_of(0, [put(b"k")]), STATES)
     store.close()
@@ -173,7 +173,7 @@ def test_a_store_from_before_the_last_boot_is_thrown_away(tmp_path: Path, mark: 
     store.close()
 
 
-def test_a_lock_file_that_was_left_over_does_not_matter(tmp_path: Path) -> None:
+def test_lock_file_that_was_left_over_does_not_matter(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from state_backend.lmdb.store import LmdbStore
@@ -207,7 +207,7 @@ def test_copy_has_all_keys_without_free_pages(tmp_path: Path) -> None:
 # Room -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_map_is_an_error_and_the_last_whole_epoch_stays(tmp_path: Path) -> None:
+def test_full_map_is_error_and_last_whole_epoch_stays(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 20)
     store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
     big = [put(b"%d" % number, b"x" * 1000) for number in range(2000)]
@@ -224,7 +224,7 @@ def test_a_full_map_is_an_error_and_the_last_whole_epoch_stays(tmp_path: Path) -
     store.close()
 
 
-def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_error_and_store_goes_on_when_there_is_room(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: LMDB's write fails in the same place."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = LmdbStore(tmp_path, "g")
@@ -246,14 +246,14 @@ def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_room(tmp_pa
     store.close()
 
 
-def test_opening_a_store_again_writes_nothing_that_a_full_disk_could_break(tmp_path: Path) -> None:
+def test_opening_store_again_writes_nothing_that_full_disk_could_break(tmp_path: Path) -> None:
     LmdbStore(tmp_path, "g").close()
     before = (tmp_path / "boot").stat().st_mtime_ns
     LmdbStore(tmp_path, "g").close()
     assert (tmp_path / "boot").stat().st_mtime_ns == before
 
 
-def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
+def test_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
     LmdbStore(tmp_path / "one", "g").close()
     store = LmdbStore(tmp_path / "one", "g")
     store.copy_to(tmp_path / "two")
@@ -277,7 +277,7 @@ def test_key_that_expired_before_1970_is_absent(tmp_path: Path, expire_at_ms: in
     store.close()
 
 
-def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
+def test_key_conflict_changes_nothing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"a")]), STATES)
     with pytest.raises(KeyConflictError, match="'temp' and 'city' both made the key b'a'"):
@@ -286,7 +286,7 @@ def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
+def test_change_of_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     with pytest.raises(StoreError, match="'temp'"):
         store.apply(epoch_of(0, [put(b"a")]), STATES[1:])
@@ -296,7 +296,7 @@ def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> N
 # The expiry index -----------------------------------------------------------------------------------------------------
 
 
-def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(tmp_path: Path) -> None:
+def test_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     many = [put_city(b"%d" % number, 100 + number % 3) for number in range(packed_map.FIELDS_MAX + 10)]
     store.apply(epoch_of(0, [put(b"a", expire_at_ms=100), put(b"b", expire_at_ms=200), *many]), STATES)
@@ -315,7 +315,7 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
     store.close()
 
 
-def test_rows_of_a_deleted_key_are_removed_in_bounded_batches(tmp_path: Path) -> None:
+def test_rows_of_deleted_key_are_removed_in_bounded_batches(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     long = put(b"long", b"x" * (3 * PIECE_BYTES + 1))
     store.apply(epoch_of(0, [*(put_city(b"%d" % number, 100) for number in range(50)), long]), STATES)
@@ -346,7 +346,7 @@ def test_large_expired_map_is_removed_in_bounded_steps_and_reads_as_missing(tmp_
     store.close()
 
 
-def test_a_field_that_no_longer_expires_leaves_nothing_in_the_indices(tmp_path: Path) -> None:
+def test_field_that_no_longer_expires_leaves_nothing_in_indices(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put_city(b"%d" % number, 100) for number in range(5)]), STATES)
     store.apply(epoch_of(1, [put_city(b"%d" % number) for number in range(5)]), STATES)
@@ -360,7 +360,7 @@ def test_a_field_that_no_longer_expires_leaves_nothing_in_the_indices(tmp_path: 
 
 
 @pytest.mark.parametrize("length", [PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 3 * PIECE_BYTES - 1])
-def test_any_part_of_a_long_value_can_be_read(tmp_path: Path, length: int) -> None:
+def test_any_part_of_long_value_can_be_read(tmp_path: Path, length: int) -> None:
     store = LmdbStore(tmp_path, "g")
     value = bytes(number % 251 for number in range(length))
     store.apply(epoch_of(0, [put(b"k", value), put_city(b"f", 100)._replace(value=value)]), STATES)
@@ -377,7 +377,7 @@ def test_any_part_of_a_long_value_can_be_read(tmp_path: Path, length: int) -> No
     store.close()
 
 
-def test_a_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> None:
+def test_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     value = b"x" * (3 * PIECE_BYTES)
     assert store.apply(epoch_of(0, [put(b"k", value)]), STATES) == 1
@@ -420,7 +420,7 @@ def test_scan_step_ends_early_among_long_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiled
-def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
+def test_compiled_scan_step_equals_python(tmp_path: Path) -> None:
     dice = random.Random(1)
     store = LmdbStore(tmp_path, "g")
     values = [put(b"key:%d" % number, dice.randbytes(30), dice.choice((None, None, 50, 150))) for number in range(6000)]
@@ -449,7 +449,7 @@ def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
     assert all(number > 1000 for (_, kinds), number in scanned.items() if kinds != "[]"), scanned
 
 
-def test_the_oldest_go_first(tmp_path: Path) -> None:
+def test_keys_that_expired_first_are_removed_first(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"%d" % number, expire_at_ms=100 + number) for number in range(10)]), STATES)
     pass_time(store, 1000)
@@ -459,7 +459,7 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_time_before_1970_has_come(tmp_path: Path) -> None:
+def test_time_before_1970_is_in_past(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"a", expire_at_ms=0), put(b"b", expire_at_ms=-5)]), STATES)
     with store.snapshot(10) as snapshot:
@@ -468,7 +468,7 @@ def test_a_time_before_1970_has_come(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
+def test_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     for number in range(60):
         with store.snapshot(1):
@@ -510,7 +510,7 @@ print(is_open())
     assert in_another_process(code, tmp_path / "store").split() == ["True", "v", "False"]
 
 
-def test_a_store_that_has_nothing_to_expire_is_not_written(tmp_path: Path) -> None:
+def test_store_that_has_nothing_to_expire_is_not_written(tmp_path: Path) -> None:
     """The applier calls `expire` all the time; a write would end what readers have cached."""
     store = LmdbStore(tmp_path, "g")
     changes = [put(b"soon", expire_at_ms=100), put(b"late", expire_at_ms=10_000), put_city(b"f", 20_000)]
@@ -533,7 +533,7 @@ def test_a_store_that_has_nothing_to_expire_is_not_written(tmp_path: Path) -> No
     store.close()
 
 
-def test_a_clock_that_is_set_back_counts_announced_keys_again(tmp_path: Path) -> None:
+def test_clock_that_is_set_back_counts_announced_keys_again(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in (50_000, 60_000, 70_000)]), STATES)
     for now_ms, count in ((40_000, 3), (61_000, 1), (57_000, 1), (50_500, 2), (40_000, 3), (80_000, 0), (1, 3)):
@@ -543,7 +543,7 @@ def test_a_clock_that_is_set_back_counts_announced_keys_again(tmp_path: Path) ->
     store.close()
 
 
-def test_expired_keys_are_listed_by_the_batches_since_a_reader_s(tmp_path: Path) -> None:
+def test_expired_keys_are_listed_by_batches_since_readers(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in (100, 200, 300)]), STATES)
     for now_ms in (100, 200, 300):
@@ -556,7 +556,7 @@ def test_expired_keys_are_listed_by_the_batches_since_a_reader_s(tmp_path: Path)
     store.close()
 
 
-def test_the_oldest_batches_of_expired_keys_are_removed(tmp_path: Path) -> None:
+def test_oldest_batches_of_expired_keys_are_removed(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     times = range(100, 100 + 3 * EXPIRY_BATCHES_MAX)
     store.apply(epoch_of(0, [put(b"%d" % at, expire_at_ms=at) for at in times]), STATES)

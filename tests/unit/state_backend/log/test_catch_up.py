@@ -66,7 +66,7 @@ def announced(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in records if record.name == "sparkis.sink"]
 
 
-def test_a_query_whose_sources_have_passed_the_old_offsets_has_caught_up(
+def test_query_whose_sources_have_passed_old_offsets_has_caught_up(
     root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(writer)
@@ -99,7 +99,7 @@ def test_query_without_input_has_caught_up(root: Path, writer: LogWriter, caplog
     assert stored["reason"] == "no input is waiting"
 
 
-def test_a_query_that_does_not_catch_up_in_time_is_shown_as_it_is(
+def test_query_that_does_not_catch_up_in_time_is_shown_as_it_is(
     root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(writer, 2.5)
@@ -113,7 +113,7 @@ def test_a_query_that_does_not_catch_up_in_time_is_shown_as_it_is(
     assert announced(caplog) == ["job job: the new state is visible from now on: 2.5 s have passed"]
 
 
-def test_a_query_without_a_timeout_is_held_back_until_it_has_caught_up(root: Path, writer: LogWriter) -> None:
+def test_query_without_timeout_is_held_back_until_it_has_caught_up(root: Path, writer: LogWriter) -> None:
     query = Query(writer, None)
     writer.publish([])
     query.wait_until_ms(10**12)
@@ -121,7 +121,7 @@ def test_a_query_without_a_timeout_is_held_back_until_it_has_caught_up(root: Pat
     assert visible_generation(root) == "old"
 
 
-def test_a_query_without_an_epoch_has_nothing_to_show(root: Path, writer: LogWriter) -> None:
+def test_query_without_epoch_has_nothing_to_show(root: Path, writer: LogWriter) -> None:
     query = Query(writer, 0)
     query.wait_until_ms(10**12)
     query.catch_up.check()
@@ -139,7 +139,7 @@ def test_promoted_query_is_done(root: Path, writer: LogWriter, caplog: pytest.Lo
     assert announced(caplog) == ["job job: readers see the new state now: `sparkis promote` made it visible"]
 
 
-def test_a_state_that_a_person_makes_visible_first_is_not_announced_again(
+def test_state_promoted_by_hand_is_not_announced_again(
     root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(writer)
@@ -173,11 +173,11 @@ def test_held_back_generation_is_logged_with_command_to_show_it(
 
 
 @pytest.mark.parametrize("timeout_s", [-1, -0.1, "5", "soon", [5]])
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout_s: object) -> None:
+def test_timeout_that_is_no_number_of_seconds_is_refused(timeout_s: object) -> None:
     with pytest.raises(DescriptorError, match=rf"^catch_up_timeout= is a .*, not {re.escape(repr(timeout_s))}$"):
         check_timeout(timeout_s)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0, 0.5, 600])
-def test_a_number_of_seconds_or_none_is_a_timeout(timeout_s: float | None) -> None:
+def test_number_of_seconds_or_none_is_timeout(timeout_s: float | None) -> None:
     check_timeout(timeout_s)

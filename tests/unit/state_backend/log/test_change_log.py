@@ -80,7 +80,7 @@ def test_epochs_are_read_back_as_they_were_published(tmp_path: Path) -> None:
     assert [epoch.rows for epoch in chain(tmp_path)] == [1, 0, 2]
 
 
-def test_a_log_on_hdfs_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_log_on_hdfs_is_read_as_it_was_written(tmp_path: Path) -> None:
     filesystem = ArrowFilesystem(like_hdfs(), str(tmp_path), "hdfs://like")
     writer = writer_of(filesystem)
     writer.publish([put(b"a")])
@@ -89,7 +89,7 @@ def test_a_log_on_hdfs_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert ChangeLog(filesystem).jobs() == ["job"]
 
 
-def test_a_small_epoch_is_one_file_and_a_large_one_has_a_change_file(tmp_path: Path) -> None:
+def test_small_epoch_is_one_file_and_large_one_has_change_file(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.publish([put(b"a")])
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(1000)])
@@ -103,7 +103,7 @@ def test_a_small_epoch_is_one_file_and_a_large_one_has_a_change_file(tmp_path: P
     assert len(contents(tmp_path)[1]) == 1000
 
 
-def test_a_change_file_is_named_after_its_epoch(tmp_path: Path) -> None:
+def test_change_file_is_named_after_its_epoch(tmp_path: Path) -> None:
     file, _ = writer_of(tmp_path).change_files(7).write(runs_of([put(b"a", b"x" * 100_000)], ["temp"]))
     assert file is not None
     assert file.name.startswith("7-")
@@ -124,7 +124,7 @@ def test_epoch_has_lowest_sufficient_format(tmp_path: Path, state: StateDescript
     assert [epoch.format for epoch in chain(tmp_path)] == [lowest]
 
 
-def test_each_epoch_has_the_bytes_of_all_changes_so_far(tmp_path: Path) -> None:
+def test_each_epoch_has_bytes_of_all_changes_so_far(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.publish([put(b"a")])
     writer.publish([put(b"a", b"x" * 100_000)])
@@ -133,7 +133,7 @@ def test_each_epoch_has_the_bytes_of_all_changes_so_far(tmp_path: Path) -> None:
     assert second.log_bytes == first.change_bytes + second.change_bytes
 
 
-def test_the_clock_of_a_job_never_goes_back(tmp_path: Path) -> None:
+def test_clock_of_job_never_goes_back(tmp_path: Path) -> None:
     far_ms = 1 << 50
     writer = writer_of(tmp_path)
     writer.publish([], clock_ms=far_ms)
@@ -142,7 +142,7 @@ def test_the_clock_of_a_job_never_goes_back(tmp_path: Path) -> None:
     assert [epoch.clock_ms for epoch in chain(tmp_path)] == [far_ms, far_ms]
 
 
-def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
+def test_task_without_rows_writes_nothing(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     empty = next(runs_of([put(b"a")], ["temp"])).slice(0, 0)
     assert writer.change_files(0).write([]) == (None, None)
@@ -185,7 +185,7 @@ def test_runs_are_numbered_through_files_and_inline_streams(tmp_path: Path) -> N
             assert found_of(key, log, epoch, done) == [number for number in numbers if number > done]
 
 
-def test_a_run_around_a_slot_without_rows_of_it_is_left_out(tmp_path: Path) -> None:
+def test_run_around_slot_without_rows_of_it_is_left_out(tmp_path: Path) -> None:
     log, epoch = epoch_of_runs(tmp_path, [["ab", "c"]], [["ab"]])
     ((first, last, _), _) = epoch.files[0].runs
     assert first < slot_of(b"c") < last
@@ -201,7 +201,7 @@ def test_file_is_opened_only_for_unfinished_slots(tmp_path: Path) -> None:
         found_of("a", log, epoch, done=1)
 
 
-def test_a_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) -> None:
+def test_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) -> None:
     log, epoch = epoch_of_runs(tmp_path, [["a", "b"]], [])
     (file,) = epoch.files
     damaged = replace(epoch, files=(replace(file, runs=file.runs[:1]),))
@@ -209,7 +209,7 @@ def test_a_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) ->
         found_of("a", log, damaged)
 
 
-def test_changes_of_many_tasks_are_folded_into_a_change_file(tmp_path: Path) -> None:
+def test_changes_of_many_tasks_are_folded_into_change_file(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     streams = [to_stream(list(runs_of([put(b"%d" % n, b"x" * 4000)], ["temp"]))) for n in range(400)]
     writer.commit(0, clock_ms=1, inline=streams, rows=400)
@@ -239,7 +239,7 @@ def test_tasks_of_different_states_are_folded_into_one_file(tmp_path: Path) -> N
     assert contents(tmp_path) == [[put(b"t", b"x" * 600_000), city]]
 
 
-def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
+def test_change_of_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     with pytest.raises(DescriptorError, match="'nope'"):
         writer.publish([Change("nope", Op.PUT, b"k", None, b"v")])
@@ -263,7 +263,7 @@ def test_read_only_log_can_be_read(tmp_path: Path) -> None:
     assert contents(ReadOnlyFilesystem(tmp_path)) == [[put(b"a")]]
 
 
-def test_an_unusable_root_is_a_clear_error_before_any_work(tmp_path: Path) -> None:
+def test_unusable_root_is_clear_error_before_any_work(tmp_path: Path) -> None:
     root = tmp_path / "file"
     root.write_bytes(b"")
     with pytest.raises(LogUnavailableError, match=str(root)):
@@ -283,14 +283,14 @@ def test_empty_root_has_no_job(tmp_path: Path) -> None:
 # Writers ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_writer_takes_the_next_term_and_goes_on_with_the_chain(tmp_path: Path) -> None:
+def test_each_writer_takes_next_term_and_goes_on_with_chain(tmp_path: Path) -> None:
     for number in range(3):
         writer = writer_of(tmp_path)
         assert writer.publish([put(b"%d" % number)]) == number
     assert [epoch.ref for epoch in chain(tmp_path)] == [EpochRef(0, 1), EpochRef(1, 2), EpochRef(2, 3)]
 
 
-def test_a_new_query_id_is_a_new_generation_with_a_chain_of_its_own(tmp_path: Path) -> None:
+def test_new_query_id_is_new_generation_with_chain_of_its_own(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"a")])
     writer = writer_of(tmp_path, query_id="q2")
     assert writer.last is None
@@ -304,7 +304,7 @@ def test_writer_without_query_id_continues_generation(tmp_path: Path) -> None:
     assert LogWriter(tmp_path, "job", [TEMP]).publish([put(b"b")]) == 1
 
 
-def test_the_older_of_two_writers_is_fenced(tmp_path: Path) -> None:
+def test_older_of_two_writers_is_fenced(tmp_path: Path) -> None:
     older = writer_of(tmp_path)
     older.publish([put(b"a")])
     newer = writer_of(tmp_path)
@@ -316,7 +316,7 @@ def test_the_older_of_two_writers_is_fenced(tmp_path: Path) -> None:
     assert contents(tmp_path) == [[put(b"a")], [put(b"b")]]
 
 
-def test_a_writer_of_another_query_fences_as_well(tmp_path: Path) -> None:
+def test_writer_of_another_query_fences_as_well(tmp_path: Path) -> None:
     older = writer_of(tmp_path)
     writer_of(tmp_path, query_id="q2")
     with pytest.raises(FencedWriterError, match="query q2"):
@@ -372,7 +372,7 @@ def test_job_with_epochs_of_its_query_continues_independent_of_other_jobs(tmp_pa
 # Replays, rewinds, holes --------------------------------------------------------------------------------------------
 
 
-def test_a_replay_of_the_last_epoch_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_replay_of_last_epoch_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer_of(tmp_path).publish([put(b"a"), put(b"b")])
     again = writer_of(tmp_path)
     assert again.publish([put(b"b"), put(b"a")], epoch=0, clock_ms=99) == 0
@@ -406,7 +406,7 @@ def test_different_replay_is_warned_of_and_first_stands(tmp_path: Path, caplog: 
     assert contents(tmp_path) == [[put(b"a")]]
 
 
-def test_rewound_checkpoint_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_rewound_checkpoint_is_refused_with_remedy(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     for _ in range(3):
         writer.publish([])
@@ -425,7 +425,7 @@ def test_requested_rewind_ends_chain_before_it(tmp_path: Path) -> None:
     assert writer_of(tmp_path).publish([put(b"on")]) == 3
 
 
-def test_a_rewind_to_before_the_first_epoch_leaves_an_empty_chain(tmp_path: Path) -> None:
+def test_rewind_to_before_first_epoch_leaves_empty_chain(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, on_rewind="truncate")
     writer.publish([put(b"a")], epoch=5)
     writer.publish([put(b"b")], epoch=3)
@@ -448,7 +448,7 @@ def test_description_names_source_of_states(tmp_path: Path) -> None:
     assert (described.source, described.version) == (source, 1)
 
 
-def test_a_crash_in_a_rewind_leaves_the_chain_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
+def test_crash_in_rewind_leaves_chain_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
     whole = [[put(b"%d" % number, b"x" * 100_000)] for number in range(6)]
     for allowed in range(100):
         root = tmp_path / str(allowed)
@@ -470,7 +470,7 @@ def test_a_crash_in_a_rewind_leaves_the_chain_as_it_was_or_as_it_is_to_be(tmp_pa
     assert 5 < allowed < 100
 
 
-def test_a_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: Path) -> None:
+def test_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, on_rewind="truncate")
     for number in range(4):
         writer.publish([put(b"%d" % number, b"x" * 100_000)])
@@ -507,21 +507,21 @@ def test_returning_query_continues_from_copy_of_its_state(tmp_path: Path) -> Non
     assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"2", b"3"]
 
 
-def test_writer_that_starts_empty_begins_a_generation(tmp_path: Path) -> None:
+def test_writer_that_starts_empty_begins_generation(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"a")])
     assert writer_of(tmp_path, starts_empty=True).publish([put(b"b")]) == 0
     assert contents(tmp_path) == [[put(b"b")]]
     assert writer_of(tmp_path).publish([put(b"c")]) == 1
 
 
-def test_a_hole_is_not_committed(tmp_path: Path) -> None:
+def test_hole_is_not_committed(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.publish([])
     with pytest.raises(EpochHoleError, match="epoch 2 does not follow 0"):
         writer.publish([], epoch=2)
 
 
-def test_a_hole_in_the_files_is_named(tmp_path: Path) -> None:
+def test_hole_in_files_is_named(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     for _ in range(5):
         writer.publish([])
@@ -558,7 +558,7 @@ def test_epochs_collected_during_listing_are_no_hole(tmp_path: Path, monkeypatch
     assert newest.epoch == 4
 
 
-def test_the_first_epoch_of_a_log_may_be_any(tmp_path: Path) -> None:
+def test_first_epoch_of_log_may_be_any(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     assert writer.publish([put(b"a")], epoch=41) == 41
     assert writer.publish([]) == 42
@@ -568,13 +568,13 @@ def test_the_first_epoch_of_a_log_may_be_any(tmp_path: Path) -> None:
 # States -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_states_again_keep_the_description(tmp_path: Path) -> None:
+def test_same_states_again_keep_description(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
     writer_of(tmp_path).publish([])
     assert ChangeLog(tmp_path).job("job").description("q1.1").version == 1
 
 
-def test_a_state_may_be_added(tmp_path: Path) -> None:
+def test_state_may_be_added(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
     writer_of(tmp_path, (TEMP, CITY)).publish([])
     description = ChangeLog(tmp_path).job("job").description("q1.1")
@@ -585,14 +585,14 @@ def test_a_state_may_be_added(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changed", [StateDescriptor("temp", "k", "v", field="f"), StateDescriptor("temp", "other", "v")]
 )
-def test_a_state_may_not_change_its_kind_or_its_keys(tmp_path: Path, changed: StateDescriptor) -> None:
+def test_state_may_not_change_its_kind_or_its_keys(tmp_path: Path, changed: StateDescriptor) -> None:
     writer_of(tmp_path).publish([])
     with pytest.raises(DescriptorError, match="'temp'"):
         writer_of(tmp_path, (changed,))
     writer_of(tmp_path, query_id="q2", states=(changed,)).publish([])
 
 
-def test_a_dropped_state_is_emptied_by_the_next_epoch_and_stays_known(tmp_path: Path) -> None:
+def test_dropped_state_is_emptied_by_next_epoch_and_stays_known(tmp_path: Path) -> None:
     writer_of(tmp_path, (TEMP, CITY)).publish([put(b"a")])
     writer = writer_of(tmp_path, (CITY,))
     writer.publish([])
@@ -641,7 +641,7 @@ def test_missing_or_changed_change_file_is_named_before_anything_is_read(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"generation": "q1"}', "null"])
-def test_a_damaged_term_or_claim_is_named(tmp_path: Path, content: str) -> None:
+def test_damaged_term_or_claim_is_named(tmp_path: Path, content: str) -> None:
     writer = writer_of(tmp_path)
     writer.publish([])
     (tmp_path / "job" / "terms" / "1.json").write_text(content)
@@ -676,7 +676,7 @@ def test_failed_task_leaves_no_change_file(tmp_path: Path) -> None:
     assert list((tmp_path / "job" / "q1.1" / "changes").iterdir()) == []
 
 
-def test_new_jobs_begin_in_the_root_and_in_folders_without_anything_else(tmp_path: Path) -> None:
+def test_new_jobs_begin_in_root_and_in_folders_without_anything_else(tmp_path: Path) -> None:
     class Guarded(LocalFilesystem):
         def names(self, path: str) -> list[str]:
             if path == "lost+found":

@@ -108,7 +108,7 @@ def is_noticed(root: Path, path: str, bit: int, expected: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("step", [97, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_flipped_bit_of_any_file_is_an_error_or_changes_no_answer(root: Path, step: int) -> None:
+def test_flipped_bit_of_any_file_is_error_or_changes_no_answer(root: Path, step: int) -> None:
     expected = list(facts_of_log(ChangeLog(root)))
     files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.stat().st_size]
     kinds = {path.suffix for path in files} | {path.parent.name for path in files if path.suffix == ".json"}
@@ -122,7 +122,7 @@ def test_a_flipped_bit_of_any_file_is_an_error_or_changes_no_answer(root: Path, 
     assert {name for name, share in noticed.items() if share < 0.9} <= set(), noticed
 
 
-def test_a_bit_in_the_name_of_a_state_is_an_error_of_the_job(root: Path) -> None:
+def test_bit_in_name_of_state_is_error_of_job(root: Path) -> None:
     path = root / "job/terms/2.json"
     stored = path.read_bytes()
     bit = 8 * stored.index(b'"g"') + 8 + 4  # g becomes w
@@ -131,7 +131,7 @@ def test_a_bit_in_the_name_of_a_state_is_an_error_of_the_job(root: Path) -> None
         log.visible()
 
 
-def test_files_without_a_checksum_are_read_as_older_versions_wrote_them(tmp_path: Path) -> None:
+def test_files_without_checksum_are_read_as_older_versions_wrote_them(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "q") as writer:
         writer.publish([Change("g", Op.PUT, b"job:g:1", value=b"1")])
     before = ChangeLog(tmp_path).job("job")
@@ -146,7 +146,7 @@ def test_files_without_a_checksum_are_read_as_older_versions_wrote_them(tmp_path
         assert writer.publish([]) == 1
 
 
-def test_a_file_under_the_name_of_another_one_is_an_error(tmp_path: Path) -> None:
+def test_file_under_name_of_another_one_is_error(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "q") as writer:
         for _ in range(2):
             writer.publish([Change("g", Op.PUT, b"job:g:1", value=b"1")])
@@ -165,7 +165,7 @@ def test_a_file_under_the_name_of_another_one_is_an_error(tmp_path: Path) -> Non
         log.terms.claim(2)
 
 
-def test_a_checksum_is_of_the_content_and_not_of_its_form() -> None:
+def test_checksum_is_of_content_and_not_of_its_form() -> None:
     content = {"b": [1, 2.5, None, "é"], "a": {"nested": True}}
     stored = with_checksum(content, indent=1)
     assert checked_object(stored) == content

@@ -25,7 +25,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("job", "number"), FORMATS.items())
-def test_a_golden_job_has_its_format(log: Path, job: str, number: int) -> None:
+def test_golden_job_has_its_format(log: Path, job: str, number: int) -> None:
     [newest] = (log / job).glob("*/epochs/2.json")
     assert json.loads(newest.read_text())["format"] == number
 
@@ -45,20 +45,20 @@ def check(log: Path) -> None:
         assert four.value(b"format4:last:a") == b"last"
 
 
-def test_a_golden_log_is_read_from_its_snapshots_and_epochs(log: Path) -> None:
+def test_golden_log_is_read_from_its_snapshots_and_epochs(log: Path) -> None:
     for job in STATES:
         assert [each.epoch for each in ChangeLog(log).job(job).snapshots(ChangeLog(log).job(job).visible())] == [1]
     check(log)
 
 
-def test_a_golden_log_is_continued_and_compacted(log: Path) -> None:
+def test_golden_log_is_continued_and_compacted(log: Path) -> None:
     for job, states in STATES.items():
         write_log(log, job, [state.for_job(job) for state in states], [], query_id=f"query-{job}")
         compact_log(str(log), job, retention_ms=0)
     check(log)
 
 
-def test_a_log_of_a_newer_version_is_refused_with_that_version(log: Path) -> None:
+def test_log_of_newer_version_is_refused_with_that_version(log: Path) -> None:
     """Files with a checksum have a right one: a newer version wrote them."""
     job = log / "format1"
     for path in ("query-format1.1/epochs/2.json", "query-format1.1/snapshots/1/manifest.json"):

@@ -37,7 +37,7 @@ def left(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "job").iterdir())
 
 
-def test_a_dropped_job_is_gone_and_so_are_its_files(tmp_path: Path) -> None:
+def test_dropped_job_is_gone_and_so_are_its_files(tmp_path: Path) -> None:
     job(tmp_path).close()
     assert drop(tmp_path, "job") == "job job is dropped"
     assert ChangeLog(tmp_path).jobs() == []
@@ -48,7 +48,7 @@ def test_a_dropped_job_is_gone_and_so_are_its_files(tmp_path: Path) -> None:
     assert drop(tmp_path, "job") == "job job was dropped already"
 
 
-def test_a_query_that_starts_again_under_the_name_begins_with_nothing(tmp_path: Path) -> None:
+def test_query_that_starts_again_under_name_begins_with_nothing(tmp_path: Path) -> None:
     job(tmp_path).close()
     drop(tmp_path, "job")
     writer = LogWriter(tmp_path, "job", [STATE], "q")
@@ -57,7 +57,7 @@ def test_a_query_that_starts_again_under_the_name_begins_with_nothing(tmp_path: 
     assert ChangeLog(tmp_path).jobs() == ["job"]
 
 
-def test_a_job_that_is_being_written_is_dropped_by_force_alone(tmp_path: Path) -> None:
+def test_job_that_is_being_written_is_dropped_by_force_alone(tmp_path: Path) -> None:
     class Beating(LocalFilesystem):
         def read(self, path: str) -> bytes | None:
             if path == "job/heartbeats/1.json":
@@ -74,7 +74,7 @@ def test_a_job_that_is_being_written_is_dropped_by_force_alone(tmp_path: Path) -
     assert left(tmp_path) == ["heartbeats", "terms"]
 
 
-def test_a_crash_anywhere_leaves_the_job_as_it_was_or_dropped(tmp_path: Path) -> None:
+def test_crash_anywhere_leaves_job_as_it_was_or_dropped(tmp_path: Path) -> None:
     outcomes = set()
     for allowed in range(20):
         root = tmp_path / str(allowed)
@@ -98,7 +98,7 @@ def test_a_crash_anywhere_leaves_the_job_as_it_was_or_dropped(tmp_path: Path) ->
     assert allowed < 20
 
 
-def test_a_job_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_job_is_named(tmp_path: Path) -> None:
     job(tmp_path)
     with pytest.raises(LogError, match="has no job 'jbo'; jobs: job"):
         drop(tmp_path, "jbo")

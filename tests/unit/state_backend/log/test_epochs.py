@@ -42,17 +42,17 @@ EPOCH = Epoch(
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, Epoch(epoch=0, term=1, previous=None, clock_ms=1)])
-def test_an_epoch_comes_back_as_it_was_written(epoch: Epoch) -> None:
+def test_epoch_comes_back_as_it_was_written(epoch: Epoch) -> None:
     assert Epoch.from_bytes(epoch.to_bytes(), "7.json") == epoch
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, -2])
-def test_a_truncated_file_is_reported_by_its_name(kept: int) -> None:
+def test_truncated_file_is_reported_by_its_name(kept: int) -> None:
     with pytest.raises(LogCorruptError, match=r"log/7\.json"):
         Epoch.from_bytes(EPOCH.to_bytes()[:kept], "log/7.json")
 
 
-def test_every_changed_value_breaks_the_checksum() -> None:
+def test_every_changed_value_breaks_checksum() -> None:
     content = json.loads(EPOCH.to_bytes())
     for name in content:
         changed = json.dumps(content | {name: "other"}).encode()
@@ -66,7 +66,7 @@ def test_any_other_content_is_corrupt_and_nothing_else(content: bytes) -> None:
         Epoch.from_bytes(content, "7.json")
 
 
-def test_epoch_of_newer_format_is_an_error_that_names_the_upgrade() -> None:
+def test_epoch_of_newer_format_is_error_that_names_upgrade() -> None:
     newer = json.loads(EPOCH.to_bytes())
     newer["format"] = 5
     del newer["checksum"]
@@ -76,14 +76,14 @@ def test_epoch_of_newer_format_is_an_error_that_names_the_upgrade() -> None:
         Epoch.from_bytes(with_checksum(newer), "7.json")
 
 
-def test_an_epoch_of_an_older_version_without_a_size_has_none() -> None:
+def test_epoch_of_older_version_without_size_has_none() -> None:
     older = json.loads(EPOCH.to_bytes())
     del older["log_bytes"], older["checksum"]
     content = with_checksum(older)
     assert Epoch.from_bytes(content, "7.json").log_bytes == 0
 
 
-def test_runs_come_back_from_a_stream() -> None:
+def test_runs_come_back_from_stream() -> None:
     runs = list(runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"v") for number in range(10)], ["temp"]))
     assert list(runs_in(to_stream(runs * 2))) == runs * 2
 
@@ -95,7 +95,7 @@ def test_run_has_its_first_and_last_slot() -> None:
     assert slots_of_run(run) == (slots[0], slots[-1], 10)
 
 
-def test_the_rows_of_slots_are_those_of_their_keys_in_the_run_s_order() -> None:
+def test_rows_of_slots_are_those_of_their_keys_in_runs_order() -> None:
     keys = [b"%d" % number for number in range(50)]
     (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
     slots = sorted(map(slot_of, keys))

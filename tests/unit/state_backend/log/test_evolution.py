@@ -81,7 +81,7 @@ def late(root: Path) -> tuple[str, ...]:
         ),
     ],
 )
-def test_change_that_would_leave_wrong_keys_is_refused_with_a_remedy(
+def test_change_that_would_leave_wrong_keys_is_refused_with_remedy(
     tmp_path: Path, before: dict[str, Any], now: dict[str, Any], complaint: str
 ) -> None:
     types = {"columns": {"v": "bigint"}}
@@ -179,13 +179,13 @@ def test_added_internal_state_is_complete(tmp_path: Path, caplog: pytest.LogCapt
     assert (late(tmp_path), caplog.text) == ((), "")
 
 
-def test_states_of_a_query_that_has_no_epoch_yet_may_be_added(tmp_path: Path) -> None:
+def test_states_of_query_that_has_no_epoch_yet_may_be_added(tmp_path: Path) -> None:
     begin(tmp_path, state())
     begin(tmp_path, state(), state("t", value="w")).publish([])
     assert late(tmp_path) == ()
 
 
-def test_a_state_that_comes_back_is_as_one_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_comes_back_is_as_one_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path, state(), state("t", value="w")).publish([Change("t", Op.PUT, b"job:t:a", None, b"1")])
     begin(tmp_path, state()).publish([])
     assert "the state 't' is left out, and its keys are removed" in caplog.text
@@ -197,7 +197,7 @@ def test_a_state_that_comes_back_is_as_one_that_is_added(tmp_path: Path, caplog:
         begin(tmp_path, state(), state("t", key="j"))
 
 
-def test_a_state_that_was_renamed_is_refused(tmp_path: Path) -> None:
+def test_renamed_state_is_refused(tmp_path: Path) -> None:
     begin(tmp_path, state(), state("t", value="w")).publish([])
     with pytest.raises(DescriptorError, match=r"the state 't' is now called 'u'.*Keep the name 't'"):
         begin(tmp_path, state(), state("u", value="w"))
@@ -206,13 +206,13 @@ def test_a_state_that_was_renamed_is_refused(tmp_path: Path) -> None:
     assert late(tmp_path) == ("u",)
 
 
-def test_one_state_in_the_place_of_another_is_not_a_rename(tmp_path: Path) -> None:
+def test_one_state_in_place_of_another_is_not_rename(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
     begin(tmp_path, state("t", value="w")).publish([])
     assert late(tmp_path) == ("t",)
 
 
-def test_a_query_that_was_renamed_is_refused_with_the_command_to_run(tmp_path: Path) -> None:
+def test_renamed_query_is_refused_with_command_to_run(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
     with pytest.raises(DescriptorError, match=f"sparkis rename --log {tmp_path} job other"):
         LogWriter(tmp_path, "other", [state()], "q")
@@ -221,7 +221,7 @@ def test_a_query_that_was_renamed_is_refused_with_the_command_to_run(tmp_path: P
     begin(tmp_path, state()).publish([])
 
 
-def test_a_query_that_was_renamed_is_found_behind_a_damaged_job(tmp_path: Path) -> None:
+def test_renamed_query_is_found_behind_damaged_job(tmp_path: Path) -> None:
     LogWriter(tmp_path, "damaged", [state()], "q2").publish([])
     (tmp_path / "damaged" / "terms" / "1.json").write_text("[]")
     begin(tmp_path, state()).publish([])
@@ -229,7 +229,7 @@ def test_a_query_that_was_renamed_is_found_behind_a_damaged_job(tmp_path: Path) 
         LogWriter(tmp_path, "other", [state()], "q")
 
 
-def test_a_query_that_has_no_epoch_yet_may_have_another_name(tmp_path: Path) -> None:
+def test_query_that_has_no_epoch_yet_may_have_another_name(tmp_path: Path) -> None:
     begin(tmp_path, state())
     LogWriter(tmp_path, "other", [state()], "q").publish([])
 

@@ -34,7 +34,7 @@ def put(writer: LogWriter, *keys: str, epoch: int | None = None, clock_ms: int =
     return writer.last.feed
 
 
-def test_each_epoch_has_a_later_millisecond_although_the_clock_stands_still_or_goes_back(tmp_path: Path) -> None:
+def test_each_epoch_has_later_millisecond_although_clock_stands_still_or_goes_back(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         assert put(writer, "a", "b") == FeedMark(CLOCK_MS, NO_ENTRY, 2, 2)
         assert put(writer, "a", clock_ms=5) == FeedMark(CLOCK_MS + 1, FeedId(CLOCK_MS, 2), 1, 3)
@@ -42,7 +42,7 @@ def test_each_epoch_has_a_later_millisecond_although_the_clock_stands_still_or_g
         assert put(writer, "a", clock_ms=CLOCK_MS + 50).after == FeedId(CLOCK_MS + 1, 1), "an empty epoch has no entry"
 
 
-def test_a_mark_comes_back_as_it_was_written_and_an_older_epoch_has_none() -> None:
+def test_mark_comes_back_as_it_was_written_and_older_epoch_has_none() -> None:
     mark = FeedMark(CLOCK_MS, FeedId(5, 6), 7, 8, "rewind")
     epoch = Epoch(1, 1, None, CLOCK_MS, feed=mark)
     assert Epoch.from_bytes(epoch.to_bytes(), "") == epoch
@@ -50,14 +50,14 @@ def test_a_mark_comes_back_as_it_was_written_and_an_older_epoch_has_none() -> No
     assert "feed" not in older.to_bytes().decode() and Epoch.from_bytes(older.to_bytes(), "") == older
 
 
-def test_a_restart_of_the_same_query_continues_without_a_reset(tmp_path: Path) -> None:
+def test_restart_of_same_query_continues_without_reset(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         put(writer, "a")
     with writer_of(tmp_path) as writer:
         assert put(writer, "a") == FeedMark(CLOCK_MS + 1, FeedId(CLOCK_MS, 1), 1, 2)
 
 
-def test_a_rewind_keeps_the_marks_of_copied_epochs_and_resets_after_all_entries(tmp_path: Path) -> None:
+def test_rewind_keeps_marks_of_copied_epochs_and_resets_after_all_entries(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         marks = [put(writer, *keys) for keys in ("a", "ab", "abc")]
         assert put(writer, "x", epoch=1) == FeedMark(CLOCK_MS + 3, marks[2].end, 2, 3, "rewind")
@@ -66,7 +66,7 @@ def test_a_rewind_keeps_the_marks_of_copied_epochs_and_resets_after_all_entries(
         assert put(writer, "x").reset is None
 
 
-def test_entries_of_a_replaced_and_removed_generation_are_before_those_of_the_next(tmp_path: Path) -> None:
+def test_entries_of_replaced_and_removed_generation_are_before_those_of_next(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         put(writer, "a")
         last = put(writer, "a")
@@ -78,7 +78,7 @@ def test_entries_of_a_replaced_and_removed_generation_are_before_those_of_the_ne
         assert put(writer, "a").reset is None
 
 
-def test_a_job_that_was_dropped_begins_again_with_later_ids_and_a_reset(tmp_path: Path) -> None:
+def test_dropped_job_begins_again_with_later_ids_and_reset(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         last = put(writer, "a")
     drop(tmp_path, "job", is_forced=True)
@@ -86,7 +86,7 @@ def test_a_job_that_was_dropped_begins_again_with_later_ids_and_a_reset(tmp_path
         assert put(writer, "a", clock_ms=1) == FeedMark(CLOCK_MS + 1, last.end, 2, 2, "start")
 
 
-def test_a_renamed_job_has_a_feed_of_its_own_that_begins_with_its_state(tmp_path: Path) -> None:
+def test_renamed_job_has_feed_of_its_own_that_begins_with_its_state(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         put(writer, "a", "b")
     rename(tmp_path, "job", "other")
@@ -97,7 +97,7 @@ def test_a_renamed_job_has_a_feed_of_its_own_that_begins_with_its_state(tmp_path
     assert first is not None and first.feed == FeedMark(CLOCK_MS, NO_ENTRY, 3, 3)
 
 
-def test_changes_of_own_states_and_removed_states_count_as_the_feed_lists_them(tmp_path: Path) -> None:
+def test_changes_of_own_states_and_removed_states_count_as_feed_lists_them(tmp_path: Path) -> None:
     progress = StateDescriptor("_progress", key_format="job:_progress", field="f", value="v")
     change = Change("_progress", Op.PUT, b"job:_progress", b"f", b"1")
     with LogWriter(tmp_path, "job", [STATE, progress], sends_heartbeats=False) as writer:
@@ -107,7 +107,7 @@ def test_changes_of_own_states_and_removed_states_count_as_the_feed_lists_them(t
         assert writer.last is not None and writer.last.feed == FeedMark(CLOCK_MS, NO_ENTRY, 2, 2)
 
 
-def test_a_damaged_generation_can_be_replaced_and_later_ids_are_the_clock_s(tmp_path: Path) -> None:
+def test_damaged_generation_can_be_replaced_and_later_ids_are_clocks(tmp_path: Path) -> None:
     with writer_of(tmp_path) as writer:
         put(writer, "a")
         path = tmp_path / "job" / writer.generation / "epochs" / "0.json"
@@ -130,7 +130,7 @@ def test_older_terms_have_no_entry_before_them(tmp_path: Path) -> None:
         StateDescriptor("v", key_format="job:_changes:<k>", value="v"),
     ],
 )
-def test_states_with_keys_of_the_feed_are_refused(state: StateDescriptor) -> None:
+def test_states_with_keys_of_feed_are_refused(state: StateDescriptor) -> None:
     with pytest.raises(DescriptorError, match="change feed"):
         check_states("job", [state])
     check_states("other", [StateDescriptor("v", key_format="job:_changes:<k>", value="v")])

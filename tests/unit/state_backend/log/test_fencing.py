@@ -83,7 +83,7 @@ def nobody_waits(clock: Clock) -> Iterator[None]:
         {"query_id": None, "checkpoint": ""},
     ],
 )
-def test_another_query_does_not_take_a_living_writers_job(
+def test_another_query_does_not_take_living_writers_job(
     tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fencing, "now_ms", lambda: 1_700_000_000_000)
@@ -106,7 +106,7 @@ def test_another_query_does_not_take_a_living_writers_job(
     assert living.publish([put(b"2")]) == 1
 
 
-def test_a_pause_during_the_first_look_does_not_free_a_living_writers_job(tmp_path: Path, clock: Clock) -> None:
+def test_pause_during_first_look_does_not_free_living_writers_job(tmp_path: Path, clock: Clock) -> None:
     class Paused(Beating):
         def read(self, path: str) -> bytes | None:
             if path.startswith("job/heartbeats/") and not clock.now_s:
@@ -135,7 +135,7 @@ def test_living_writer_is_replaced(tmp_path: Path, taker: dict[str, Any], epoch:
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
+def test_job_of_ended_query_is_free_at_once(tmp_path: Path) -> None:
     writer = writer_of(Beating(tmp_path))
     writer.send_heartbeat()
     writer.close()
@@ -143,13 +143,13 @@ def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_a_job_whose_state_is_final_is_free_at_once(tmp_path: Path) -> None:
+def test_job_whose_state_is_final_is_free_at_once(tmp_path: Path) -> None:
     writer_of(Beating(tmp_path)).mark_final()
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
 @pytest.mark.parametrize("has_beaten", [True, False])
-def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
+def test_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
     silent = writer_of(Beating(tmp_path))
     if has_beaten:
         silent.send_heartbeat()
@@ -165,7 +165,7 @@ def test_older_writer_without_heartbeats_is_followed_at_once(tmp_path: Path) -> 
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
-def test_heartbeat_of_a_fenced_writer_is_ignored(tmp_path: Path) -> None:
+def test_heartbeat_of_fenced_writer_is_ignored(tmp_path: Path) -> None:
     before = writer_of(tmp_path)
     before.send_heartbeat()
     after = writer_of(tmp_path)
@@ -194,7 +194,7 @@ def test_writers_heartbeat_thread_ends_with_it(tmp_path: Path, monkeypatch: pyte
     thread.join()
 
 
-def test_heartbeat_repeats_the_last_status(tmp_path: Path) -> None:
+def test_heartbeat_repeats_last_status(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.mark_final()
     before = writer.log.heartbeat()
@@ -222,7 +222,7 @@ def test_refused_start_fences_no_writer(tmp_path: Path) -> None:
     assert writer.publish([put(b"2")]) == 1
 
 
-def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: Path) -> None:
+def test_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"1")])
     terms = Terms(LocalFilesystem(tmp_path), "job")
     died = claim(terms, new_candidate("other"))
@@ -233,7 +233,7 @@ def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: P
     assert [terms.read(number).reason for number in (1, 2, 3)] == ["start", "void", "restart"]  # type: ignore[union-attr]
 
 
-def test_of_those_that_claim_at_once_each_has_a_term_of_its_own(tmp_path: Path) -> None:
+def test_simultaneous_claims_get_different_terms(tmp_path: Path) -> None:
     terms = Terms(LocalFilesystem(tmp_path), "job")
     claims = [claim(terms, new_candidate(f"q{number}")) for number in range(5)]
     assert [each.term for each in claims] == [1, 2, 3, 4, 5]
@@ -241,7 +241,7 @@ def test_of_those_that_claim_at_once_each_has_a_term_of_its_own(tmp_path: Path) 
     assert [terms.read(number).is_void for number in range(1, 5)] == [True] * 4  # type: ignore[union-attr]
 
 
-def test_a_term_that_was_made_void_ends_its_writer_before_anything_counts(tmp_path: Path) -> None:
+def test_void_term_ends_its_writer_before_anything_counts(tmp_path: Path) -> None:
     """The newer writer comes between the older one's claim and its beginning."""
 
     class Late(LocalFilesystem):
@@ -273,7 +273,7 @@ class Watched(LocalFilesystem):
         return super().names(path)
 
 
-def test_a_new_reader_reads_no_terms_but_the_newest(tmp_path: Path) -> None:
+def test_new_reader_reads_no_terms_but_newest(tmp_path: Path) -> None:
     filesystem = Watched(tmp_path)
     looked = filesystem.looked
     for _ in range(3):
@@ -285,7 +285,7 @@ def test_a_new_reader_reads_no_terms_but_the_newest(tmp_path: Path) -> None:
     assert set(looked) == {"other/terms/1.json"}
 
 
-def test_a_reader_finds_the_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
+def test_reader_finds_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
     filesystem = Watched(tmp_path)
     looked = filesystem.looked
     writer_of(tmp_path)

@@ -58,7 +58,7 @@ def test_create_never_overwrites(filesystem: Filesystem, tmp_path: Path) -> None
     assert everything_in(tmp_path) == ["a"]
 
 
-def test_of_threads_that_race_for_a_name_one_wins(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_one_of_threads_racing_for_name_wins(filesystem: Filesystem, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         for turn in range(50):
             won = list(threads.map(lambda by, turn=turn: filesystem.create(f"{turn}", b"%d" % by), range(4)))  # type: ignore[misc]
@@ -67,14 +67,14 @@ def test_of_threads_that_race_for_a_name_one_wins(filesystem: Filesystem, tmp_pa
     assert everything_in(tmp_path) == sorted(map(str, range(50)))
 
 
-def test_replace_overwrites_as_a_whole(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_replace_overwrites_whole(filesystem: Filesystem, tmp_path: Path) -> None:
     filesystem.replace("a", b"a long first one")
     filesystem.replace("a", b"two", is_durable=False)
     assert filesystem.read("a") == b"two"
     assert everything_in(tmp_path) == ["a"]
 
 
-def test_a_new_file_has_no_name_before_it_is_whole(filesystem: Filesystem) -> None:
+def test_new_file_has_no_name_before_it_is_whole(filesystem: Filesystem) -> None:
     with filesystem.open_new("a") as file:
         file.write(b"one")
         assert filesystem.read("a") is None
@@ -82,7 +82,7 @@ def test_a_new_file_has_no_name_before_it_is_whole(filesystem: Filesystem) -> No
     assert filesystem.read("a") == b"onetwo"
 
 
-def test_an_error_while_a_new_file_is_written_leaves_nothing(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_error_while_new_file_is_written_leaves_nothing(filesystem: Filesystem, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), filesystem.open_new("a") as file:
         file.write(b"half")
         raise ZeroDivisionError
@@ -102,7 +102,7 @@ def test_crash_before_naming_leaves_no_file_of_that_name(tmp_path: Path, monkeyp
     assert filesystem.create("a", b"two")
 
 
-def test_a_new_local_file_does_not_take_anothers_name(tmp_path: Path) -> None:
+def test_new_local_file_does_not_take_name_of_existing_one(tmp_path: Path) -> None:
     filesystem = LocalFilesystem(tmp_path)
     filesystem.create("a", b"one")
     with pytest.raises(LogUnavailableError, match="cannot write a"), filesystem.open_new("a") as file:
@@ -117,7 +117,7 @@ def test_missing_file_reads_as_none(filesystem: Filesystem) -> None:
         assert filesystem.open_input(path) is None
 
 
-def test_an_empty_file_is_not_a_missing_one(filesystem: Filesystem) -> None:
+def test_empty_file_is_not_missing_one(filesystem: Filesystem) -> None:
     filesystem.create("a", b"")
     assert filesystem.read("a") == b""
     buffer = filesystem.open_input("a")
@@ -166,7 +166,7 @@ def test_unusable_root_is_named_with_reason(name: str, doing: Callable[[Filesyst
             doing(filesystem)
 
 
-def test_a_root_of_arrow_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+def test_root_of_arrow_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
     root = str(tmp_path / "file")
     Path(root).write_bytes(b"")
     with pytest.raises(LogUnavailableError, match=rf"^cannot list \. in the log {root}: "):
@@ -174,13 +174,13 @@ def test_a_root_of_arrow_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "file://localhost{}"])
-def test_a_path_and_every_form_of_file_uri_is_a_local_folder(form: str, tmp_path: Path) -> None:
+def test_path_and_every_form_of_file_uri_is_local_folder(form: str, tmp_path: Path) -> None:
     filesystem = open_filesystem(form.format(tmp_path))
     assert isinstance(filesystem, LocalFilesystem)
     assert filesystem.root == str(tmp_path)
 
 
-def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
+def test_file_uri_is_decoded(tmp_path: Path) -> None:
     assert open_filesystem(f"file://{tmp_path}/a%20b").root == f"{tmp_path}/a b"
 
 
@@ -208,7 +208,7 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
         ("s3://b/x?endpoint_override=localhost:9000", "AWS_ENDPOINT_URL"),
     ],
 )
-def test_impossible_address_is_refused_with_a_correct_form(
+def test_impossible_address_is_refused_with_correct_form(
     root: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def test_impossible_address_is_refused_with_a_correct_form(
 
 
 @pytest.mark.parametrize("root", ["hdfs://namenode:8020/log", "hdfs:///log", "viewfs://cluster/log"])
-def test_an_address_of_hdfs_is_opened_by_pyarrow(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_of_hdfs_is_opened_by_pyarrow(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hdfs:
         @staticmethod
         def from_uri(uri: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -236,7 +236,7 @@ def test_an_address_of_hdfs_is_opened_by_pyarrow(root: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("name", ["log", "a:b", "./s3:/b", "~", "c:log"])
-def test_a_path_with_a_colon_is_a_path(name: str) -> None:
+def test_path_with_colon_is_path(name: str) -> None:
     assert isinstance(open_filesystem(name), LocalFilesystem)
 
 
@@ -261,7 +261,7 @@ def test_object_store_has_usual_names(root: str, opened: str, tmp_path: Path, mo
     assert open_filesystem(filesystem.root).root == opened
 
 
-def test_an_object_store_without_the_extra_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_without_extra_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "obstore" else find_spec(name))
     with pytest.raises(LogUnavailableError, match=r"pip install 'sparkis\[object-store\]'"):
@@ -283,7 +283,7 @@ def test_an_object_store_without_the_extra_is_refused_by_its_name(monkeypatch: p
         ("", "OSError"),
     ],
 )
-def test_the_reason_of_an_error_is_the_stores_own_message_in_one_line(text: str, reason: str) -> None:
+def test_reason_of_error_is_stores_own_message_in_one_line(text: str, reason: str) -> None:
     assert _reason(OSError(text)) == reason
 
 
@@ -309,7 +309,7 @@ def test_aws_profiles_are_read_without_other_credentials(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("where", ["home", "variable"])
-def test_a_file_of_credentials_is_used_unless_other_credentials_are_set(
+def test_file_of_credentials_is_used_unless_other_credentials_are_set(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / ".aws" / "credentials" if where == "home" else tmp_path / "file"
@@ -344,7 +344,7 @@ def no_link(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as vfat answers
 
 
-def test_a_folder_without_hard_links_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_hard_links_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", no_link)
     check_writable(tmp_path)
     assert everything_in(tmp_path) == []
@@ -377,7 +377,7 @@ def test_folder_that_cannot_separate_writers_is_found(tmp_path: Path, monkeypatc
     assert everything_in(tmp_path) == []
 
 
-def test_files_removed_by_others_at_the_same_time_are_removed(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_files_removed_by_others_at_same_time_are_removed(filesystem: Filesystem, tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / "folder" / str(number)).mkdir(parents=True)
         (tmp_path / "folder" / str(number) / "file").write_bytes(b"")
@@ -388,19 +388,19 @@ def test_files_removed_by_others_at_the_same_time_are_removed(filesystem: Filesy
     filesystem.remove("folder")
 
 
-def test_the_time_of_a_file_is_when_it_was_written(filesystem: Filesystem, tmp_path: Path) -> None:
+def test_time_of_file_is_when_it_was_written(filesystem: Filesystem, tmp_path: Path) -> None:
     filesystem.replace("a", b"one")
     os.utime(tmp_path / "a", ns=(2_000_000_000, 1_500_000_000))
     assert (filesystem.modified_ns("a"), filesystem.modified_ns("nothing")) == (1_500_000_000, None)
 
 
-def test_size_of_a_file_is_known(filesystem: Filesystem) -> None:
+def test_size_of_file_is_known(filesystem: Filesystem) -> None:
     filesystem.create("a", b"\x00one")
     filesystem.create("empty", b"")
     assert (filesystem.size("a"), filesystem.size("empty"), filesystem.size("nothing")) == (4, 0, None)
 
 
-def test_a_copy_stays_when_the_first_name_goes(filesystem: Filesystem) -> None:
+def test_copy_stays_when_first_name_goes(filesystem: Filesystem) -> None:
     filesystem.make_folder("b")
     filesystem.create("a", b"one")
     assert filesystem.copy("a", "b/c")

@@ -180,7 +180,7 @@ def test_collection_continues_interrupted_one(tmp_path: Path) -> None:
     assert [file.name.partition("-")[0] for file in (folder / "changes").iterdir()] == ["2"]
 
 
-def test_the_two_newest_snapshots_remain(tmp_path: Path) -> None:
+def test_two_newest_snapshots_remain(tmp_path: Path) -> None:
     writer = publish(tmp_path, range(0))
     for number in range(4):
         writer.publish([put(number)], clock_ms=1_000 + number)
@@ -191,7 +191,7 @@ def test_the_two_newest_snapshots_remain(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in (tmp_path / "job" / "q.1" / "snapshots").iterdir()) == ["2", "3"]
 
 
-def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:
+def test_heartbeats_of_older_terms_are_removed(tmp_path: Path) -> None:
     for _ in range(3):
         writer = publish(tmp_path, range(0))
         writer.send_heartbeat()

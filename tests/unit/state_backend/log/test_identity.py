@@ -23,7 +23,7 @@ def publish(log: Path, job: str = "job", query: str = "q") -> None:
     write_log(log, job, [STATE], [put_value("g", b"job:g:1", b"1")], query_id=query)
 
 
-def test_all_writers_of_a_log_find_the_identity_that_the_first_gave_it(tmp_path: Path) -> None:
+def test_all_writers_of_log_find_identity_that_first_gave_it(tmp_path: Path) -> None:
     assert identity_of(LocalFilesystem(tmp_path)) is None
     publish(tmp_path)
     given = identity_of(LocalFilesystem(tmp_path))
@@ -36,13 +36,13 @@ def test_all_writers_of_a_log_find_the_identity_that_the_first_gave_it(tmp_path:
     assert ChangeLog(tmp_path).jobs() == ["another", "job"]
 
 
-def test_of_several_first_writers_one_gives_the_identity(tmp_path: Path) -> None:
+def test_one_of_several_first_writers_gives_identity(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(lambda _: ensure_identity(LocalFilesystem(tmp_path)), range(8)))
     assert len(found) == 1
 
 
-def test_a_log_without_an_identity_is_read_and_gets_one_from_its_next_writer(tmp_path: Path) -> None:
+def test_log_without_identity_is_read_and_gets_one_from_its_next_writer(tmp_path: Path) -> None:
     publish(tmp_path)
     (tmp_path / IDENTITY_FILE).unlink()
     log = ChangeLog(tmp_path).job("job")
@@ -55,7 +55,7 @@ def test_a_log_without_an_identity_is_read_and_gets_one_from_its_next_writer(tmp
     assert log.numbers(current.generation) == [0, 1]
 
 
-def test_a_copy_keeps_the_identity(tmp_path: Path) -> None:
+def test_copy_keeps_identity(tmp_path: Path) -> None:
     publish(tmp_path / "log")
     shutil.copytree(tmp_path / "log", tmp_path / "copy")
     publish(tmp_path / "copy")
@@ -63,7 +63,7 @@ def test_a_copy_keeps_the_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1, "id": "a"}', b'{"id": "a", "checksum": 1}'])
-def test_a_damaged_identity_is_an_error_and_never_another_identity(tmp_path: Path, content: bytes) -> None:
+def test_damaged_identity_is_error_and_never_another_identity(tmp_path: Path, content: bytes) -> None:
     publish(tmp_path)
     (tmp_path / IDENTITY_FILE).write_bytes(content)
     with pytest.raises(LogCorruptError, match=r"log\.json .*; restore it from a copy of the log"):
@@ -73,7 +73,7 @@ def test_a_damaged_identity_is_an_error_and_never_another_identity(tmp_path: Pat
     assert (tmp_path / IDENTITY_FILE).read_bytes() == content
 
 
-def test_an_identity_of_a_newer_format_is_an_error(tmp_path: Path) -> None:
+def test_identity_of_newer_format_is_error(tmp_path: Path) -> None:
     (tmp_path / IDENTITY_FILE).write_bytes(with_checksum({"format": 99, "id": "a"}))
     with pytest.raises(NewerFormatError):
         identity_of(LocalFilesystem(tmp_path))

@@ -50,7 +50,7 @@ def test_each_job_is_shown(log: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "snapshot" not in second
 
 
-def test_a_job_is_shown_with_its_writer_its_epochs_and_their_bytes(tmp_path: Path) -> None:
+def test_job_is_shown_with_its_writer_its_epochs_and_their_bytes(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "q", checkpoint="/checkpoints/q") as writer:
         for number in range(3):
             writer.publish([value_of("job", number), value_of("job", number)], clock_ms=number * 1000)
@@ -81,7 +81,7 @@ def test_a_job_is_shown_with_its_writer_its_epochs_and_their_bytes(tmp_path: Pat
         ]
 
 
-def test_the_facts_of_a_job_are_a_line_each() -> None:
+def test_facts_of_job_are_line_each() -> None:
     facts: dict[str, Any] = {
         "job": "job",
         "generation": "q.1",
@@ -119,7 +119,7 @@ def test_the_facts_of_a_job_are_a_line_each() -> None:
     assert list(lines_of({"job": "job", "error": "damaged"})) == ["job job", "  error       damaged"]
 
 
-def test_a_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path) -> None:
+def test_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path) -> None:
     LogWriter(tmp_path, "job", [STATE], "q", sends_heartbeats=False)
     (facts,) = facts_of_log(str(tmp_path), None)
     assert (facts["epochs"], facts["snapshots"], facts["is_running"]) == (None, [], False)
@@ -127,7 +127,7 @@ def test_a_job_without_epochs_and_one_that_was_dropped_are_shown(tmp_path: Path)
     assert facts_of(ChangeLog(tmp_path).job("other")) == {"job": "other", "error": "the job was dropped"}
 
 
-def test_writer_of_held_back_generation_is_not_the_one_before(tmp_path: Path) -> None:
+def test_writer_of_held_back_generation_is_not_one_before(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "job", [STATE], "old", checkpoint="/checkpoints/old") as writer:
         writer.publish([value_of("job", 1)])
     with LogWriter(tmp_path, "job", [STATE], "new", checkpoint="/checkpoints/new", holds_back=True) as writer:
@@ -142,7 +142,7 @@ def test_writer_of_held_back_generation_is_not_the_one_before(tmp_path: Path) ->
         assert (facts["checkpoint"], facts["is_running"]) == ("/checkpoints/new", True)
 
 
-def test_a_damaged_job_is_an_error_among_the_others(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_job_is_error_among_others(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (generation,) = (path for path in (log / "b").iterdir() if path.name.startswith("q-b."))
     (generation / "epochs" / "2.json").write_text("damaged")
     assert main(["inspect", str(log)]) == 0

@@ -89,7 +89,7 @@ def test_readers_see_new_generation_once_promoted(root: Path, tmp_path: Path) ->
     assert value(root) == b"whole"
 
 
-def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) -> None:
+def test_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) -> None:
     with begin(tmp_path / "log") as writer:
         assert writer.held_back is None
     with begin(tmp_path / "log", "another") as writer:  # before that one there was no epoch
@@ -100,7 +100,7 @@ def test_a_generation_with_nothing_before_it_is_not_held_back(tmp_path: Path) ->
         assert writer.held_back is None
 
 
-def test_held_back_generation_stays_so_after_a_restart_of_its_writer(root: Path) -> None:
+def test_held_back_generation_stays_so_after_restart_of_its_writer(root: Path) -> None:
     with begin(root) as writer:
         writer.publish([put(b"half")])
         since_ms = writer.held_back.since_ms if writer.held_back else 0
@@ -116,7 +116,7 @@ def test_held_back_generation_stays_so_after_a_restart_of_its_writer(root: Path)
     assert value(root) == b"more"
 
 
-def test_a_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
+def test_checkpoint_that_is_set_back_stays_held_back(root: Path) -> None:
     with LogWriter(root, "job", [STATE], "new", "truncate", takeover=True, holds_back=True) as writer:
         for text in (b"a", b"b", b"c"):
             writer.publish([put(text)])
@@ -184,5 +184,5 @@ def test_command_prints_visible_generation_or_reason(root: Path, capsys: pytest.
             parser.parse_args(missing)
 
 
-def test_a_generation_without_a_claim_began_at_an_unknown_time(root: Path) -> None:
+def test_generation_without_claim_began_at_unknown_time(root: Path) -> None:
     assert promotion.since_ms(job(root), "old.7") == 0

@@ -17,7 +17,7 @@ def ages(*ages_ms: int) -> RecordAges:
 
 
 @pytest.mark.parametrize("age_ms", [0, 1, 2, 9, 100, 999, 1000, 1001, 86_400_000, 2**39])
-def test_bound_of_a_bucket_is_at_most_a_fifth_above_an_age(age_ms: int) -> None:
+def test_bound_of_bucket_is_at_most_fifth_above_age(age_ms: int) -> None:
     [(bucket, count)] = ages(age_ms).items()
     assert count == 1 and age_ms <= bound_ms(bucket) + 1e-3 <= (age_ms + 1) * 2**0.25
 

@@ -56,7 +56,7 @@ def test_returning_query_has_its_snapshot_and_later_epochs(root: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(SNAPSHOT + 1, LAST))
-def test_a_checkpoint_may_be_set_back_to_any_epoch_behind_the_snapshot(root: Path, number: int) -> None:
+def test_checkpoint_may_be_set_back_to_any_epoch_behind_snapshot(root: Path, number: int) -> None:
     assert writer_of(root, on_rewind="truncate").publish([put(100)], number) == number
     assert numbers_in(root) == [*range(number), 100]
 
@@ -69,7 +69,7 @@ def test_checkpoint_cannot_be_set_back_before_snapshot(root: Path, number: int) 
     assert numbers_in(root) == list(range(LAST + 1))
 
 
-def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_is_copied(root: Path) -> None:
+def test_damaged_snapshot_is_left_out_and_one_before_it_is_copied(root: Path) -> None:
     log, current = current_of(root)
     with read_snapshot(root, "job") as shown:
         snapshots.write(log, current, shown)
@@ -81,7 +81,7 @@ def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_is_copied(root: Pa
     assert numbers_in(root) == list(range(LAST + 2))
 
 
-def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
+def test_copy_does_not_reach_over_missing_epoch(root: Path) -> None:
     log, current = current_of(root)
     assert rewind.reaches(log, current, LAST)
     (root / "job" / "q.1" / "epochs" / f"{LAST - 1}.json").unlink()
@@ -90,7 +90,7 @@ def test_a_copy_does_not_reach_over_a_missing_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", [f"snapshots/{SNAPSHOT}/*.arrow", f"changes/{LAST}-*.arrow"])
-def test_missing_uncollected_file_is_an_error(root: Path, pattern: str) -> None:
+def test_missing_uncollected_file_is_error(root: Path, pattern: str) -> None:
     (file,) = (root / "job" / "q.1").glob(pattern)
     file.unlink()
     writer_of(root, "another").publish([put(100)])

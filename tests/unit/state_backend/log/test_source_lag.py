@@ -16,24 +16,24 @@ def sources(**newest: Any) -> dict[str, Any]:
     return {"at_ms": 7, "newest": {name.removeprefix("at_"): offset for name, offset in newest.items()}}
 
 
-def test_lag_is_the_difference_of_each_partition() -> None:
+def test_lag_is_difference_of_each_partition() -> None:
     found = lag_of([json.dumps(ORDERS)], sources(at_0={"orders": {"0": 13, "1": 20}}))
     assert found == {"records": 3, "at_ms": 7, "partitions": {"orders/0": 3, "orders/1": 0}}
 
 
-def test_partition_that_was_added_is_behind_from_its_start() -> None:
+def test_added_partition_is_behind_from_its_start() -> None:
     found = lag_of([json.dumps(ORDERS)], sources(at_0={"orders": {"0": 10, "1": 20, "10": 4, "2": 0}}))
     assert found is not None and found["records"] == 4
     assert list(found["partitions"]) == ["orders/0", "orders/1", "orders/2", "orders/10"]
 
 
-def test_epoch_ahead_of_the_known_offsets_has_no_lag() -> None:
+def test_epoch_ahead_of_known_offsets_has_no_lag() -> None:
     """The newest offsets are those before the micro-batch, and one partition's lead hides no other partition's lag."""
     found = lag_of([json.dumps(ORDERS)], sources(at_0={"orders": {"0": 4, "1": 21}}))
     assert found is not None and found["records"] == 1
 
 
-def test_sources_are_found_by_name_or_place_and_a_topic_of_two_sources_counts_once() -> None:
+def test_sources_are_found_by_name_or_place_and_topic_of_two_sources_counts_once() -> None:
     newest = {"orders": {"0": 15, "1": 20}}
     named = lag_of([f"second:{json.dumps(ORDERS)}", "first:7"], sources(first=99, second=newest))
     assert named is not None and named["records"] == 5
@@ -55,7 +55,7 @@ def test_sources_are_found_by_name_or_place_and_a_topic_of_two_sources_counts_on
         ((json.dumps(ORDERS),), {"at_ms": 7, "newest": 5}),
     ],
 )
-def test_what_is_not_known_is_no_lag_of_zero(offsets: tuple[str, ...], newest: Any) -> None:
+def test_unknown_offsets_have_no_lag(offsets: tuple[str, ...], newest: Any) -> None:
     assert lag_of(offsets, newest) is None
 
 
@@ -67,7 +67,7 @@ def test_many_partitions_are_counted_by_topic() -> None:
     assert found["partitions"] == {"a": 2 * PARTITIONS_MAX, "b": 2 * PARTITIONS_MAX}
 
 
-def test_lag_follows_the_heartbeat_and_the_epoch() -> None:
+def test_lag_follows_heartbeat_and_epoch() -> None:
     lag = SourceLag([json.dumps(ORDERS)])
     heartbeat = {"sources": sources(at_0={"orders": {"0": 13, "1": 20}})}
     first = lag.of(heartbeat)

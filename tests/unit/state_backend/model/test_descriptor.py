@@ -13,26 +13,26 @@ from state_backend.model.descriptor import Encoding, KeyFormat, Kind, StateDescr
 from state_backend.model.errors import DescriptorError
 
 
-def test_one_value_column_makes_a_value_and_several_a_map() -> None:
+def test_one_value_column_makes_value_and_several_map() -> None:
     assert StateDescriptor("s", "k", "v").kind is Kind.VALUE
     assert StateDescriptor("s", "k", ("a", "b")).kind is Kind.MAP
     assert StateDescriptor("s", "k", "v", field="f").kind is Kind.MAP
     assert StateDescriptor("s", "k", ("a", "b"), kind="value", encoding="json").kind is Kind.VALUE
 
 
-def test_a_member_makes_a_set_and_a_score_a_sorted_one() -> None:
+def test_member_makes_set_and_score_sorted_one() -> None:
     assert StateDescriptor("s", "k", member="m").kind is Kind.SET
     assert StateDescriptor("s", "k", member="m", score="n").kind is Kind.SORTED_SET
     assert StateDescriptor("s", key_format="all", member="m").format_for("j").columns == ()
 
 
-def test_a_key_is_made_of_job_state_and_columns() -> None:
+def test_key_is_made_of_job_state_and_columns() -> None:
     assert StateDescriptor("s", ("a", "b"), "v").format_for("j").text == "j:s:<a>:<b>"
     assert StateDescriptor("s", ("a", "b"), "v", separator="/").format_for("j").text == "j:s:<a>/<b>"
     assert StateDescriptor("s", key_format="plane/<tail>", value="v").format_for("j").text == "plane/<tail>"
 
 
-def test_for_a_job_the_key_format_is_written_out_once() -> None:
+def test_key_format_is_completed_once_for_its_job() -> None:
     state = StateDescriptor("s", ("a", "b"), "v", ttl=5).for_job("j")
     assert (state.key, state.key_format, state.ttl_ms) == ((), "j:s:<a>:<b>", 5000)
     assert state.for_job("other") == state
@@ -51,11 +51,11 @@ def test_for_a_job_the_key_format_is_written_out_once() -> None:
         StateDescriptor("s", "k", "v", encoding=Encoding.BINARY, columns={"k": "string", "v": "binary"}).for_job("j"),
     ],
 )
-def test_a_descriptor_comes_back_from_json(state: StateDescriptor) -> None:
+def test_descriptor_comes_back_from_json(state: StateDescriptor) -> None:
     assert StateDescriptor.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
-def test_a_name_that_a_newer_version_added_to_the_json_is_left_out() -> None:
+def test_name_that_newer_version_added_to_json_is_left_out() -> None:
     state = StateDescriptor("s", "k", "v")
     assert StateDescriptor.from_json(state.to_json() | {"invented_later": 1}) == state
 
@@ -146,7 +146,7 @@ def test_impossible_descriptor_is_refused_by_name(arguments: dict[str, Any], nam
         assert "'mine'" in str(refused.value)
 
 
-def test_a_job_name_is_refused_in_the_same_words() -> None:
+def test_job_name_is_refused_in_same_words() -> None:
     with pytest.raises(DescriptorError, match="job name 'a/b'"):
         check_name("job", "a/b")
 
@@ -174,13 +174,13 @@ def test_formats_overlap_if_one_key_could_be_made_by_both(one: str, other: str, 
     assert mine.overlaps(theirs) == theirs.overlaps(mine) == do_overlap
 
 
-def test_a_state_with_fields_or_that_reduces_may_have_one_key() -> None:
+def test_state_with_fields_or_that_reduces_may_have_one_key() -> None:
     one = StateDescriptor("s", key_format="{j}:all", field="f", value="v").for_job("j")
     assert one.format_for("j").pattern() == rb"\{j\}:all\Z"
     assert StateDescriptor("n", key_format="total", reduce="count").value == ()
 
 
-def test_a_pattern_matches_the_keys_of_its_format() -> None:
+def test_pattern_matches_keys_of_its_format() -> None:
     pattern = re.compile(KeyFormat.parse("a.<x>-<y>.b").pattern(), re.DOTALL)
     assert pattern.match(b"a.1-2.b")
     assert pattern.match(b"a.\n\xff-\n.b")
@@ -188,17 +188,17 @@ def test_a_pattern_matches_the_keys_of_its_format() -> None:
     assert not pattern.match(b"a.1-2.b\n")
 
 
-def test_a_job_needs_a_state() -> None:
+def test_job_needs_state() -> None:
     with pytest.raises(DescriptorError, match="'j' declares no state"):
         check_states("j", [])
 
 
-def test_two_states_of_a_job_differ_in_name() -> None:
+def test_two_states_of_job_differ_in_name() -> None:
     with pytest.raises(DescriptorError, match="'a' twice"):
         check_states("j", [StateDescriptor("a", "k", "v"), StateDescriptor("a", key_format="x<k>", value="v")])
 
 
-def test_two_states_of_a_job_cannot_make_one_key() -> None:
+def test_two_states_of_job_cannot_make_one_key() -> None:
     states = [StateDescriptor("a", "k", "v"), StateDescriptor("b", key_format="j:a:x<k>", value="v")]
     with pytest.raises(DescriptorError, match=re.escape("'j:a:<k>', 'j:a:x<k>'")):
         check_states("j", states)

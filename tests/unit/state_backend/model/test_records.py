@@ -27,13 +27,13 @@ def test_no_change_makes_no_run() -> None:
     assert list(runs_of([], ["temp"])) == []
 
 
-def test_a_run_ends_at_its_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_at_its_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "RUN_ROWS_MAX", 3)
     runs = list(runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"") for number in range(7)], ["temp"]))
     assert [run.num_rows for run in runs] == [3, 3, 1]
 
 
-def test_a_run_ends_at_its_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_at_its_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "RUN_BYTES_MAX", 100)
     runs = list(runs_of([Change("temp", Op.PUT, b"k", None, b"x" * 60) for _ in range(5)], ["temp"]))
     assert [run.num_rows for run in runs] == [2, 2, 1]
@@ -60,7 +60,7 @@ def test_longest_allowed_texts_are_readable() -> None:
     assert sorted(each for run in runs_of(given, ["city", "temp"]) for each in changes_in(run)) == sorted(given)
 
 
-def test_a_run_is_sorted_by_position() -> None:
+def test_run_is_sorted_by_position() -> None:
     (run,) = runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"") for number in range(100)], ["temp"])
     positions = run.column("position").to_pylist()
     assert positions == sorted(positions) == [hash_position(change.key) for change in changes_in(run)]

@@ -31,18 +31,18 @@ def test_slot_equals_cluster_keyslot_of_redis(key: bytes, slot: int) -> None:
     assert slot_of(key) == slot
 
 
-def test_every_slot_is_the_one_that_redis_py_computes() -> None:
+def test_every_slot_is_one_that_redis_py_computes() -> None:
     for key in random_keys(20_000):
         assert slot_of(key) == key_slot(key), key
 
 
-def test_only_the_first_hash_tag_that_is_not_empty_counts() -> None:
+def test_only_first_hash_tag_that_is_not_empty_counts() -> None:
     assert slot_of(b"{user}1") == slot_of(b"x{user}2{other}") == slot_of(b"user")
     assert slot_of(b"{}user") != slot_of(b"user")
     assert slot_of(b"{user") != slot_of(b"user")
 
 
-def test_positions_are_in_slot_order_and_fit_a_cursor_that_is_a_float() -> None:
+def test_positions_are_in_slot_order_and_fit_cursor_that_is_float() -> None:
     for key in random_keys(2_000):
         position = hash_position(key)
         assert slot_at(position) == slot_of(key) < SLOTS
@@ -50,12 +50,12 @@ def test_positions_are_in_slot_order_and_fit_a_cursor_that_is_a_float() -> None:
         assert int(float(position)) == position
 
 
-def test_a_place_is_the_position_in_big_endian_bytes() -> None:
+def test_place_is_position_in_big_endian_bytes() -> None:
     for key in random_keys(2_000):
         assert store_key_of(key) == hash_position(key).to_bytes(POSITION_BYTES, "big")
 
 
-def test_a_field_position_fits_a_cursor() -> None:
+def test_field_position_fits_cursor() -> None:
     assert all(0 <= field_hash_position(key) < 2**48 for key in random_keys(1_000))
 
 

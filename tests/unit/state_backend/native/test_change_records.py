@@ -13,7 +13,7 @@ CONTENT = np.frombuffer(b"abcdef", np.uint8)
 
 
 @pytest.mark.parametrize("offsets", [[], [-1, 3], [0, 7], [0, 4, 2], [3, 2, 6]])
-def test_offsets_out_of_the_content_are_refused(offsets: list[int]):
+def test_offsets_out_of_content_are_refused(offsets: list[int]):
     given = np.array(offsets, np.int32)
     with pytest.raises(ValueError, match="offset"):
         change_records.positions(given, CONTENT, 0)
@@ -23,7 +23,7 @@ def test_offsets_out_of_the_content_are_refused(offsets: list[int]):
         change_records.joined([b"a", (given, CONTENT)], max(0, len(offsets) - 1))
 
 
-def test_a_key_that_is_shorter_than_the_prefix_is_refused():
+def test_key_that_is_shorter_than_prefix_is_refused():
     with pytest.raises(ValueError, match="shorter"):
         change_records.positions(np.array([0, 4, 6], np.int32), CONTENT, 3)
 
@@ -40,6 +40,6 @@ def test_columns_of_other_lengths_are_refused(rows: int, validity: object):
             change_records.integer_texts(np.zeros(rows, np.int64), validity)
 
 
-def test_a_run_with_more_rows_than_16_bits_can_number_is_refused():
+def test_run_with_more_rows_than_16_bits_can_number_is_refused():
     with pytest.raises(ValueError, match="16 bits"):
         change_records.order_of(np.zeros((1 << 16) + 1, np.uint64))

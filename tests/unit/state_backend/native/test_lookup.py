@@ -57,7 +57,7 @@ def pages_of(environment: lmdb.Environment) -> lookup.Pages:
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 3_000])
-def test_lookup_finds_exactly_the_keys_of_lmdb(environment: lmdb.Environment, count: int) -> None:
+def test_lookup_finds_exactly_keys_of_lmdb(environment: lmdb.Environment, count: int) -> None:
     dice = random.Random(count)
     held = fill(environment, dice, count)
     pages = pages_of(environment)
@@ -71,7 +71,7 @@ def test_lookup_finds_exactly_the_keys_of_lmdb(environment: lmdb.Environment, co
                 assert lookup.look_up(pages, table, some) == [rows.get(name) for name in some]
 
 
-def test_a_transaction_s_own_version_is_read_while_others_are_written(environment: lmdb.Environment) -> None:
+def test_transactions_own_version_is_read_while_others_are_written(environment: lmdb.Environment) -> None:
     dice = random.Random(1)
     before = fill(environment, dice, 500)["keys"]
     pages = pages_of(environment)
@@ -194,7 +194,7 @@ def test_damage_to_found_record_is_noticed_a_millisecond_later(
                 look_up(pages, name, moment_ms)
 
 
-def test_a_long_record_is_compared_with_its_checksum_in_each_version(environment: lmdb.Environment) -> None:
+def test_long_record_is_compared_with_its_checksum_in_each_version(environment: lmdb.Environment) -> None:
     dice = random.Random(10)
     names = [each.to_bytes(6, "big") for each in range(300)]
     fill(environment, dice, 0)
@@ -217,7 +217,7 @@ def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
     assert lookup.hashes(key) == (slot_of(key), crc32(key), crc_hqx(key, 0))
 
 
-def test_long_texts_of_any_size_and_address_have_python_s_checksum() -> None:
+def test_long_texts_of_any_size_and_address_have_pythons_checksum() -> None:
     text = random.Random(2).randbytes(700)
     for size in [*range(300), 511, 512, 513, 640, 699]:
         for start in (0, 1, len(text) - size):
@@ -287,7 +287,7 @@ print("done", damaged, scanned, packed)
 """
 
 
-def test_flipped_bytes_in_pages_end_in_an_error_or_a_record_never_in_a_crash(tmp_path: Path) -> None:
+def test_flipped_bytes_in_pages_end_in_error_or_record_never_in_crash(tmp_path: Path) -> None:
     dice = random.Random(3)
     with lmdb.open(str(tmp_path), map_size=1 << 30, max_dbs=len(TABLES), sync=False) as environment:
         held = fill(environment, dice, 1_500)
@@ -302,7 +302,7 @@ def test_flipped_bytes_in_pages_end_in_an_error_or_a_record_never_in_a_crash(tmp
     assert scanned > 10_000 and packed > 10_000
 
 
-def test_a_learned_version_is_the_newest_until_a_transaction_is_committed(environment: lmdb.Environment) -> None:
+def test_learned_version_is_newest_until_transaction_is_committed(environment: lmdb.Environment) -> None:
     fill(environment, random.Random(1), 30)
     pages = pages_of(environment)
     assert not lookup.is_newest(pages)

@@ -68,12 +68,12 @@ def page_with(folder: Path, text: bytes) -> int:
     )
 
 
-def test_a_sound_store_is_read(folder: Path) -> None:
+def test_undamaged_store_is_read(folder: Path) -> None:
     assert looked_up(folder) == "20"
 
 
 @pytest.mark.parametrize("number", [0, 1, 63, 1 << 20, 1 << 40, (1 << 64) - 1])
-def test_the_place_of_the_map_is_believed_only_as_the_file_has_it(folder: Path, number: int) -> None:
+def test_place_of_map_is_believed_only_as_file_has_it(folder: Path, number: int) -> None:
     place = page_with(folder, b"blocks")
     with (folder / "data.mdb").open("ab") as file:
         file.truncate(MAP_BYTES)
@@ -82,7 +82,7 @@ def test_the_place_of_the_map_is_believed_only_as_the_file_has_it(folder: Path, 
 
 
 @pytest.mark.parametrize("number", [64, 1 << 10, (1 << 18) - 1])
-def test_pages_behind_the_map_are_none_though_the_file_has_them(folder: Path, number: int) -> None:
+def test_pages_behind_map_are_none_though_file_has_them(folder: Path, number: int) -> None:
     place, root = page_with(folder, b"blocks"), page_with(folder, b"name19")
     content = (folder / "data.mdb").read_bytes()
     with (folder / "data.mdb").open("ab") as file:

@@ -38,14 +38,14 @@ def drawn_from(view: KeyspaceView) -> bytes | None:
     return next(filter(None, view.random_keys()), None)
 
 
-def test_a_key_of_the_default_format_is_asked_of_its_job() -> None:
+def test_key_of_default_format_is_asked_of_its_job() -> None:
     view = keyspace_of(job_of("a", [b"a:s:1"]), job_of("b", [b"b:s:1"])).view(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
     assert view.at(b"b:s:1").value(b"b:s:1") == b"b"
     assert view.at(b"c:s:1").value(b"c:s:1") is None
 
 
-def test_a_key_of_a_custom_format_is_asked_of_the_job_that_makes_it() -> None:
+def test_key_of_custom_format_is_asked_of_job_that_makes_it() -> None:
     view = keyspace_of(
         job_of("a", [b"plane/\n1"], "plane/<k>"),
         job_of("b", [b"x1.end"], "x<k>.end"),
@@ -57,12 +57,12 @@ def test_a_key_of_a_custom_format_is_asked_of_the_job_that_makes_it() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b":", b"a", b"\xff:s:1", b"plane", b"a:"])
-def test_a_key_of_no_job_reads_as_missing(key: bytes) -> None:
+def test_key_of_no_job_reads_as_missing(key: bytes) -> None:
     view = keyspace_of(job_of("a", [b"a:s:1"]), job_of("b", key_format="plane/<k>")).view(NOW_MS)
     assert view.at(key).value(key) is None
 
 
-def test_a_single_job_is_asked_for_every_key() -> None:
+def test_single_job_is_asked_for_every_key() -> None:
     view = keyspace_of(job_of("a", [b"", b"\xff\xfe", b"other:s:1"], "<k>")).view(NOW_MS)
     assert [view.at(key).value(key) for key in (b"", b"\xff\xfe", b"other:s:1")] == [b"a"] * 3
 
@@ -78,7 +78,7 @@ def test_jobs_that_could_make_one_key_are_refused_and_both_named(one: str, other
     assert list(keyspace.jobs) == ["a"]
 
 
-def test_a_job_takes_its_own_place_in_a_new_generation() -> None:
+def test_job_takes_its_own_place_in_new_generation() -> None:
     keyspace = keyspace_of(job_of("a", [b"a:s:1"]))
     view = keyspace.view(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
@@ -87,7 +87,7 @@ def test_a_job_takes_its_own_place_in_a_new_generation() -> None:
     assert view.at(b"a:s:1").value(b"a:s:1") is None
 
 
-def test_a_removed_job_is_gone_from_the_next_renewal_on() -> None:
+def test_removed_job_is_gone_from_next_renewal_on() -> None:
     keyspace = keyspace_of(job_of("a", [b"a:s:1"]), job_of("b", [b"b:s:1"]))
     view = keyspace.view(NOW_MS)
     keyspace.remove("a")
@@ -97,7 +97,7 @@ def test_a_removed_job_is_gone_from_the_next_renewal_on() -> None:
     assert view.key_count() == 1
 
 
-def test_a_view_stays_at_its_epoch_until_it_is_renewed() -> None:
+def test_view_stays_at_its_epoch_until_it_is_renewed() -> None:
     job = job_of("a", [b"a:s:1"])
     view = keyspace_of(job).view(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
@@ -109,7 +109,7 @@ def test_a_view_stays_at_its_epoch_until_it_is_renewed() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 10_000])
-def test_a_scan_over_several_jobs_returns_each_key_once_in_slot_order(count: int) -> None:
+def test_scan_over_several_jobs_returns_each_key_once_in_slot_order(count: int) -> None:
     random = Random(1)
     keys = {name: [b"%s:s:%d" % (name, n) for n in random.sample(range(1000), 50)] for name in (b"a", b"b", b"c")}
     view = keyspace_of(*(job_of(name.decode(), of_job) for name, of_job in keys.items()), job_of("empty")).view(NOW_MS)
@@ -139,7 +139,7 @@ def test_any_entry_of_any_job_can_be_drawn() -> None:
     assert drawn_from(Keyspace().view(NOW_MS)) is None
 
 
-def test_the_lag_counts_committed_epochs_that_are_not_readable() -> None:
+def test_lag_counts_committed_epochs_that_are_not_readable() -> None:
     job = job_of("a")
     job.committed_epoch = 3
     assert job.lag_epochs(job.store.applied) == 3
@@ -147,7 +147,7 @@ def test_the_lag_counts_committed_epochs_that_are_not_readable() -> None:
     assert job.lag_epochs(job.store.applied) == 0
 
 
-def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> None:
+def test_keys_of_job_that_cannot_be_read_are_error_and_not_missing() -> None:
     keyspace = keyspace_of(job_of("a", [b"a:s:1"]))
     view = keyspace.view(NOW_MS)
     keyspace.refuse("b", "its log is damaged")
@@ -172,7 +172,7 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
     assert view.at(b"b:s:1").key_info(b"b:s:1") is not None
 
 
-def test_renamed_job_replaces_its_former_name_with_the_same_keys() -> None:
+def test_renamed_job_replaces_its_former_name_with_same_keys() -> None:
     keyspace = keyspace_of(job_of("old", [b"plane/1"], "plane/<k>"), job_of("other", [b"other:s:1"]))
     view = keyspace.view(NOW_MS)
     assert view.at(b"plane/1").value(b"plane/1") == b"old"
@@ -188,7 +188,7 @@ def test_renamed_job_replaces_its_former_name_in_any_order_of_terms() -> None:
     assert set(keyspace.jobs) == {"new"}
 
 
-def test_another_query_may_take_a_name_that_became_free() -> None:
+def test_another_query_may_take_name_that_became_free() -> None:
     renamed = replace(job_of("new", [b"new:s:1"], generation="q.1"), renamed_from="old")
     keyspace = keyspace_of(renamed, job_of("old", [b"old:s:1"], generation="other.1"))
     keyspace.put(renamed)

@@ -79,7 +79,7 @@ def is_refused(view: KeyspaceView, keys: Sequence[bytes]) -> bool:
     return True
 
 
-def test_key_of_an_unowned_slot_is_an_error_until_it_is_owned(part: Callable[..., Part]) -> None:
+def test_key_of_unowned_slot_is_error_until_it_is_owned(part: Callable[..., Part]) -> None:
     a = part()
     view = keyspace_of(a).view(NOW_MS)
     assert read(view, a.keys_in(LOW)) == {b"0"}
@@ -96,7 +96,7 @@ def test_key_of_an_unowned_slot_is_an_error_until_it_is_owned(part: Callable[...
     assert is_refused(view, a.keys_in(LOW))
 
 
-def test_another_jobs_keys_of_the_same_slots_are_read(part: Callable[..., Part]) -> None:
+def test_another_jobs_keys_of_same_slots_are_read(part: Callable[..., Part]) -> None:
     a, b = part("a", LOW), part("b", ALL)
     keyspace = keyspace_of(a, b)
     view = keyspace.view(NOW_MS)
@@ -131,7 +131,7 @@ def test_store_with_missing_slots_lists_nothing(
     assert view.key_count() == 200
 
 
-def test_a_store_that_owns_nothing_answers_nothing(part: Callable[..., Part]) -> None:
+def test_store_that_owns_nothing_answers_nothing(part: Callable[..., Part]) -> None:
     a = part("a", NONE)
     view = keyspace_of(a).view(NOW_MS)
     assert is_refused(view, a.keys)
@@ -154,7 +154,7 @@ def test_new_store_of_job_reports_its_own_slots(part: Callable[..., Part], tmp_p
     assert is_refused(view, a.keys_in(HIGH))
 
 
-def test_answers_that_are_held_are_void_when_slots_change_within_an_epoch(part: Callable[..., Part]) -> None:
+def test_held_answers_are_void_when_slots_change_within_epoch(part: Callable[..., Part]) -> None:
     reported: list[Sequence[bytes] | None] = []
     a = part("a", ALL)
     view = keyspace_of(a).view(NOW_MS, reported.append)

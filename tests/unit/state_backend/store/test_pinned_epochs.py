@@ -42,7 +42,7 @@ def value(taken: dict[str, Snapshot] | None) -> bytes | None:
     return taken["job"].value(KEY)
 
 
-def test_epochs_are_pinned_only_some_time_after_a_request() -> None:
+def test_epochs_are_pinned_only_some_time_after_request() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.publish(1)
@@ -78,7 +78,7 @@ def test_newest_epochs_are_pinned_and_older_ones_for_a_time() -> None:
     assert scene.pinned.epochs() == {"job": newest}
 
 
-def test_an_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
+def test_epoch_is_read_for_as_long_as_its_job_is_held_there() -> None:
     scene = Scene("job")
     scene.publish(0)
     scene.pinned.keep(scene.now_ms)
@@ -148,7 +148,7 @@ def test_all_jobs_have_to_be_named_and_no_others() -> None:
     assert scene.take(job=(1, 3)) is not None
 
 
-def test_another_generation_is_not_read_beside_the_one_before() -> None:
+def test_another_generation_is_not_read_beside_one_before() -> None:
     scene = Scene("job")
     scene.publish(5)
     assert scene.take(job=(1, 5)) is not None

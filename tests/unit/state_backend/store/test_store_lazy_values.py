@@ -48,12 +48,12 @@ def test_many_lazy_values_equal_those_of_each_key(snapshot: Snapshot) -> None:
     assert read[:5] == [b"one", None, b"", None, b"later"]
 
 
-def test_a_key_of_another_kind_is_an_error_by_itself(snapshot: Snapshot) -> None:
+def test_key_of_another_kind_is_error_by_itself(snapshot: Snapshot) -> None:
     assert snapshot.lazy_values([b"j:s:1", b"j:m:1", b"j:s:1"]) == [b"one"]
     with pytest.raises(WrongKindError, match="j:m:1"):
         snapshot.lazy_values([b"j:m:1", b"j:s:1"])
 
 
-def test_large_value_ends_a_batch_of_reads(snapshot: Snapshot) -> None:
+def test_large_value_ends_batch_of_reads(snapshot: Snapshot) -> None:
     assert snapshot.lazy_values([b"j:s:1", b"j:s:large", b"j:s:1"]) == [b"one"]
     assert snapshot.lazy_values([b"j:s:large", b"j:s:1"]) == [LARGE]

@@ -47,27 +47,27 @@ def checked(nodes: Nodes) -> Ownership:
     return ownership
 
 
-def test_formats_without_keys_at_any_node_are_owned_after_the_whole_scan() -> None:
+def test_formats_without_keys_at_any_node_are_owned_after_whole_scan() -> None:
     nodes = Nodes([[b"a"], [], [b"summary:1"]], [[], [b"b"]])
     ownership = checked(nodes)
     assert ownership.owner_of(b"sum:1") == "new:sum" and ownership.owner_of(b"mean:1") == "new:mean"
     assert nodes.steps == 2 * 5
 
 
-def test_one_key_at_the_last_node_makes_its_format_wait_and_no_other() -> None:
+def test_one_key_at_last_node_makes_its_format_wait_and_no_other() -> None:
     ownership = checked(Nodes([[b"a"]], [[], [b"mean:1"]]))
     assert ownership.owner_of(b"sum:1") == "new:sum" and ownership.owner_of(b"mean:1") is None
     (row,) = [row for row in ownership.jobs() if row.status == "waiting"]
     assert row.formats == ["mean:<day>"] and row.examples == [b"mean:1"]
 
 
-def test_a_search_ends_after_a_bounded_number_of_steps() -> None:
+def test_search_ends_after_bounded_number_of_steps() -> None:
     nodes = Nodes([[] for _ in range(3 * STEPS_MAX)])
     assert checked(nodes).owner_of(b"sum:1") == "new:sum"
     assert nodes.steps == 2 * STEPS_MAX
 
 
-def test_the_search_asks_for_the_format_s_keys_only() -> None:
+def test_search_asks_for_formats_keys_only() -> None:
     nodes = Nodes([[]])
     ownership = Ownership()
     KeyConflictScans(ownership, nodes, lambda then: then()).add([NewFormat("j", "s", "a*[<x>]")])

@@ -83,7 +83,7 @@ def test_written_key_is_copy_if_states_have_it_by_their_name(key: bytes, databas
     assert sides.watch.refusal(rules()) is None
 
 
-def test_a_key_that_the_states_do_not_have_is_no_copy() -> None:
+def test_key_that_states_do_not_have_is_no_copy() -> None:
     sides = Sides()
     sides.watch.watch(rules())
     for _ in range(WRITES_MIN):
@@ -92,7 +92,7 @@ def test_a_key_that_the_states_do_not_have_is_no_copy() -> None:
     assert len(sides.asked) == 2 * WRITES_MIN  # only about the first key
 
 
-def test_rules_are_watched_first_if_a_known_state_can_have_their_keys() -> None:
+def test_rules_are_watched_first_if_known_state_can_have_their_keys() -> None:
     sides = Sides()
     assert sides.watch.wait_s(rules(), ["field/<x>/<y>", "whole/<x>"]) == 0  # the clients' names are no state's
     assert sides.watch.wait_s(rules(), ["golden:field:<x>"]) == WATCH_S

@@ -53,12 +53,12 @@ def merged(found: Plan, *replies: bytes) -> bytes:
 @pytest.mark.parametrize(
     "line", ["GET a", "SET a 1", "MGET a a", "MSET {a}x 1 {a}y 2", "SINTER a b", "EVAL x 1 a", "DEL a"]
 )
-def test_request_of_one_slot_or_without_a_split_is_sent_whole(line: str) -> None:
+def test_request_of_one_slot_or_without_split_is_sent_whole(line: str) -> None:
     (part,) = plan(line).parts
     assert b" ".join(part.request).decode() == line and part.slot == A
 
 
-def test_reads_are_split_and_joined_in_the_order_of_the_keys() -> None:
+def test_reads_are_split_and_joined_in_order_of_keys() -> None:
     found = plan("MGET a b a c b")
     assert [(part.slot, tuple(part.request[1:])) for part in found.parts] == [
         (A, (b"a", b"a")),
@@ -93,7 +93,7 @@ def test_other_requests_without_keys_are_sent_to_one_node(line: str) -> None:
     assert not found.on_all_masters and [part.slot for part in found.parts] == [None]
 
 
-def test_a_script_exists_if_every_master_has_it() -> None:
+def test_script_exists_if_every_master_has_it() -> None:
     found = plan("SCRIPT EXISTS x y z")
     assert merged(found, b"*3\r\n:1\r\n:1\r\n:0\r\n", b"*3\r\n:1\r\n:0\r\n:0\r\n") == b"*3\r\n:1\r\n:0\r\n:0\r\n"
 
@@ -104,12 +104,12 @@ def test_one_master_that_kills_its_script_is_enough() -> None:
     assert found.takes_errors and merged(found, *replies) == b"+OK\r\n"  # type: ignore[arg-type]
 
 
-def test_the_least_of_several_masters_is_the_reply_to_wait() -> None:
+def test_least_of_several_masters_is_reply_to_wait() -> None:
     assert least_of([b":2\r\n", b":1\r\n", b":3\r\n"]) == b":1\r\n"
     assert least_of([b"*2\r\n:1\r\n:2\r\n", b"*2\r\n:0\r\n:3\r\n"]) == b"*2\r\n:0\r\n:2\r\n"
 
 
-def test_a_name_of_a_masters_slot_is_found() -> None:
+def test_name_of_masters_slot_is_found() -> None:
     one, other = Address("a", 1), Address("b", 1)
     table = SlotTable([one] * (SLOTS - 8) + [other] * 8)
     for master in (one, other):

@@ -16,7 +16,7 @@ from resp_server.raw_replies.reply_splitter import PING
 from resp_server.session.session import RESP2
 
 
-def test_request_beyond_the_limit_of_a_connection_gets_tryagain() -> None:
+def test_request_beyond_limit_of_connection_gets_tryagain() -> None:
     async def add() -> None:
         connection = UpstreamConnection(UpstreamPool(UpstreamUrl("127.0.0.1")), RESP2)
         connection.awaited_replies = SERVER_REQUESTS_MAX

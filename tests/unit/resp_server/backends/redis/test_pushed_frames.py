@@ -22,7 +22,7 @@ CHANNEL, PATTERN, SHARD = SubscriptionKind.CHANNEL, SubscriptionKind.PATTERN, Su
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("verb", [b"subscribe", b"psubscribe", b"unsubscribe", b"punsubscribe"])
-def test_a_confirmation_has_the_number_of_subscriptions(verb: bytes, protocol: int) -> None:
+def test_confirmation_has_number_of_subscriptions(verb: bytes, protocol: int) -> None:
     assert confirmation_in(subscription_reply(verb, b":9", 17, protocol)) == (False, 17)
     assert confirmation_in(subscription_reply(b"s" + verb.lstrip(b"p"), None, 0, protocol)) == (True, 0)
 
@@ -44,26 +44,26 @@ def test_other_frames_confirm_nothing() -> None:
         (SHARD, b"x\r\n__keyspace@0__:a", b"set", None),
     ],
 )
-def test_the_key_of_a_notification_is_found(
+def test_key_of_notification_is_found(
     kind: SubscriptionKind, channel: bytes, text: bytes, key: tuple[bytes, bytes] | None, protocol: int
 ) -> None:
     assert notified_key(message(kind, b"p*", channel, text, protocol)) == key
 
 
-def test_a_reply_is_no_notification() -> None:
+def test_reply_is_no_notification() -> None:
     assert notified_key(b"*2\r\n$1\r\na\r\n$16\r\n__keyspace@0__:a\r\n") is None
     assert notified_key(ReplyChunks([message(CHANNEL, b"", b"__keyspace@0__:a", b"x" * 100, 2)])) is None
 
 
 @pytest.mark.parametrize("nil", [b"_\r\n", b"$-1\r\n"])
-def test_an_invalidation_has_keys_or_is_about_all(nil: bytes) -> None:
+def test_invalidation_has_keys_or_is_about_all(nil: bytes) -> None:
     begin = b">2\r\n$10\r\ninvalidate\r\n"
     assert invalidated_keys(begin + nil) is None
     assert invalidated_keys(begin + b"*2\r\n$1\r\na\r\n$0\r\n\r\n") == [b"a", b""]
 
 
 @pytest.mark.parametrize("part", [b"$-1\r\n", b":-30\r\n", b"*1\r\n$1\r\na\r\n", b"#t\r\n"])
-def test_a_part_that_is_no_text_is_an_error(part: bytes) -> None:
+def test_part_that_is_no_text_is_error(part: bytes) -> None:
     with pytest.raises(FrameError):
         words_in(b"*2\r\n$1\r\na\r\n" + part)
     with pytest.raises(FrameError):

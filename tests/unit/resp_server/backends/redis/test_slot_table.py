@@ -16,7 +16,7 @@ def table(*rows: list[object]) -> SlotTable:
     return SlotTable.parse(encode([list(row) for row in rows], 2), A)  # type: ignore[arg-type]
 
 
-def test_each_slot_has_the_number_of_its_master() -> None:
+def test_each_slot_has_number_of_its_master() -> None:
     found = SlotTable([A] * 2 + [None] + [B] * (SLOTS - 3))
     assert found.numbers == bytes([1, 1, 0] + [2] * (SLOTS - 3))
     assert [found.numbered(number) for number in (0, 1, 2)] == [None, A, B]
@@ -26,7 +26,7 @@ def test_each_slot_has_the_number_of_its_master() -> None:
     assert found.numbers[:4] == bytes([3, 2, 0, 2]) and found.numbered(3) == new
 
 
-def test_the_masters_are_in_the_order_of_their_first_slots() -> None:
+def test_masters_are_in_order_of_their_first_slots() -> None:
     found = table(
         [100, 200, [b"10.0.0.1", 2, b"id2"], [b"10.0.0.1", 9, b"replica"]],
         [0, 99, [b"10.0.0.1", 1, b"id1"]],
@@ -36,7 +36,7 @@ def test_the_masters_are_in_the_order_of_their_first_slots() -> None:
     assert [found.master_of(slot) for slot in (0, 99, 100, 200, 201, 300, 16383)] == [A, A, B, B, None, A, None]
 
 
-def test_node_without_a_host_is_the_contacted_one() -> None:
+def test_node_without_host_is_contacted_one() -> None:
     assert table([0, 1, [b"", 1, b"id"]]).masters == [A]
     assert table([0, 1, [None, 1, b"id"]]).masters == [A]
 
@@ -55,7 +55,7 @@ def test_other_replies_are_refused(reply: bytes, error: type[Exception], text: s
         SlotTable.parse(reply, A)
 
 
-def test_a_moved_slot_changes_its_master_and_no_scan() -> None:
+def test_moved_slot_changes_its_master_and_no_scan() -> None:
     found = table([0, 16383, [b"10.0.0.1", 1, b"id1"]])
     found.move(7, C)
     assert found.master_of(7) == C and found.master_of(8) == A and list(found.masters) == [A]
@@ -78,5 +78,5 @@ def test_a_moved_slot_changes_its_master_and_no_scan() -> None:
         (b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n", None),
     ],
 )
-def test_a_redirect_names_a_slot_and_a_node(reply: bytes, expected: Redirect | None) -> None:
+def test_redirect_names_slot_and_node(reply: bytes, expected: Redirect | None) -> None:
     assert redirect_in(reply, A) == expected

@@ -38,7 +38,7 @@ from resp_server.backends.redis.url import Address, UpstreamUrl
         ),
     ],
 )
-def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: UpstreamUrl) -> None:
+def test_url_names_server_user_and_database(text: str, expected: UpstreamUrl) -> None:
     assert UpstreamUrl.parse(text) == expected
 
 
@@ -63,18 +63,18 @@ def test_a_url_names_a_server_a_user_and_a_database(text: str, expected: Upstrea
         ("unix://", "unix:///path/of/the.sock"),
     ],
 )
-def test_a_wrong_url_is_refused_without_repeating_the_password(text: str, reason: str) -> None:
+def test_wrong_url_is_refused_without_repeating_password(text: str, reason: str) -> None:
     with pytest.raises(ValueError) as raised:
         UpstreamUrl.parse(text)
     assert reason in str(raised.value) and "secret" not in str(raised.value)
 
 
-def test_a_password_is_in_no_text_of_a_url() -> None:
+def test_password_is_in_no_text_of_url() -> None:
     url = UpstreamUrl.parse("redis://app:secret@cache:6380/2")
     assert "secret" not in repr(url) and url.address == "cache:6380"
 
 
-def test_a_connection_begins_with_the_log_in_the_protocol_and_the_database() -> None:
+def test_connection_begins_with_log_in_protocol_and_database() -> None:
     last = [(b"CLIENT", b"SETNAME", b"sparkis-proxy"), (b"ROLE",), (b"PING",)]
     assert UpstreamUrl.parse("redis://h").greeting(2) == last
     greeting = UpstreamUrl.parse("redis://app:x@h/3").greeting(3)
@@ -82,6 +82,6 @@ def test_a_connection_begins_with_the_log_in_the_protocol_and_the_database() -> 
     assert UpstreamUrl.parse("redis://:x@h").greeting(2)[0] == (b"AUTH", b"x")
 
 
-def test_an_ipv6_address_is_shown_as_it_is_written() -> None:
+def test_ipv6_address_is_shown_as_it_is_written() -> None:
     assert UpstreamUrl.parse("redis://:x@[::1]:6380").address == "[::1]:6380"
     assert UpstreamUrl.parse("redis+cluster://a,[::1]:2").address == "a:6379,[::1]:2"

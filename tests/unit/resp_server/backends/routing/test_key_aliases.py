@@ -25,12 +25,12 @@ def alias(keys: str, state_key: str, field: str | None = None) -> KeyAlias:
         (alias("a<x>b", "<x>"), b"a\xff\nb", StateKey(b"\xff\n", None)),
     ],
 )
-def test_the_state_s_name_has_the_values_of_the_clients_name(made: KeyAlias, key: bytes, name: StateKey) -> None:
+def test_states_name_has_values_of_clients_name(made: KeyAlias, key: bytes, name: StateKey) -> None:
     assert made.state_key_of(key) == name
     assert made.key_of(name) == key
 
 
-def test_a_state_s_key_that_no_clients_key_means_has_no_other_name() -> None:
+def test_states_key_that_no_clients_key_means_has_no_other_name() -> None:
     made = alias("<a>/<b>", "golden:<a>:<b>")
     assert made.key_of(StateKey(b"other:1:2", None)) is None
     assert made.key_of(StateKey(b"golden:1:2", None)) == b"1/2"
@@ -38,7 +38,7 @@ def test_a_state_s_key_that_no_clients_key_means_has_no_other_name() -> None:
     assert made.key_of(StateKey(b"golden:1/2:3", None)) is None  # 1/2/3 means golden:1:2/3
 
 
-def test_a_field_that_no_clients_key_means_has_no_name() -> None:
+def test_field_that_no_clients_key_means_has_no_name() -> None:
     made = alias("<a>/<b>", "golden:<a>", "f:<b>")
     assert made.key_of(StateKey(b"golden:1", b"f:2")) == b"1/2"
     assert made.key_of(StateKey(b"golden:1", b"2")) is None and made.key_of(StateKey(b"golden:1", None)) is None
@@ -59,7 +59,7 @@ def test_aliases_of_hash_fields_begin_with_key(made: KeyAlias, start: bytes) -> 
 
 
 @given(st.sampled_from([b"1", b"1/2", b"\xff"]), st.sampled_from([b"f", b"f/g", b""]))
-def test_each_name_of_a_field_begins_so_and_means_the_field(account: bytes, field: bytes) -> None:
+def test_each_name_of_field_begins_so_and_means_field(account: bytes, field: bytes) -> None:
     made = alias("d/<a>/<b>", "golden:<a>", "<b>")
     hash_ = b"golden:" + account
     name = made.key_of(StateKey(hash_, field))
@@ -79,7 +79,7 @@ def test_each_listed_name_means_its_key(first: bytes, second: bytes) -> None:
     assert name is None or made.state_key_of(name).key == state_key
 
 
-def test_the_time_is_proportional_to_the_key() -> None:
+def test_time_is_proportional_to_key() -> None:
     made = alias("<a>:<b>:<c>:<d>:end", "s:<a>:<b>:<c>:<d>")
     assert made.state_key_of(b":" * 100_000 + b":end").key.startswith(b"s:")
     assert made.key_of(StateKey(b":" * 100_000, None)) is None

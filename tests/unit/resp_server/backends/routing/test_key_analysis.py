@@ -41,13 +41,13 @@ def test_keys_are_counted_by_rule_by_state_and_by_name() -> None:
     ]
 
 
-def test_a_rule_about_the_keys_of_one_state_names_it() -> None:
+def test_rule_about_keys_of_one_state_names_it() -> None:
     rule = '[[rule]]\nkeys = "job:<rest>"\nowner = "state"\n'
     (row, *_) = rows_of(KEYS, [SPEED, APDEX], rule)
     assert row.state == SPEED and row.rule is not None and row.count == 2
 
 
-def test_copies_of_a_state_are_to_be_decided_and_other_keys_are_not() -> None:
+def test_copies_of_state_are_to_be_decided_and_other_keys_are_not() -> None:
     assert decisions(rows_of(KEYS, [SPEED])) == [
         "2 keys job:speed:<car>: from the upstream, as today, or from job:speed"
     ]
@@ -64,7 +64,7 @@ def test_analysis_reports_other_types_and_missing_keys() -> None:
     assert first_rules(rows).count("# Look first:") == 2
 
 
-def test_analysis_reports_two_states_with_the_same_keys() -> None:
+def test_analysis_reports_two_states_with_same_keys() -> None:
     rows = rows_of([b"dash/7/apdex"], [WIDE, APDEX])
     assert sum(row.count for row in rows) == 1
     assert any("dash:apdex and dash:all may have the same keys" in each for each in decisions(rows))
@@ -81,7 +81,7 @@ def test_first_rules_are_valid_and_change_nothing() -> None:
     assert {rule.keys.text for rule in rules} == {row.keys for row in rows if row.state is not None and row.count}
 
 
-def test_a_narrow_rule_comes_before_a_wide_one_and_equal_ones_are_one() -> None:
+def test_narrow_rule_comes_before_wide_one_and_equal_ones_are_one() -> None:
     wide, narrow = (
         AnalyzedKeys("a:<x>", Owner.STATE, WIDE, count=1),
         AnalyzedKeys("a:<x>:b", Owner.STATE, APDEX, count=1),
@@ -90,7 +90,7 @@ def test_a_narrow_rule_comes_before_a_wide_one_and_equal_ones_are_one() -> None:
     assert [rule.keys.text for rule in parse_rules(first_rules([wide, narrow, same]), "")] == ["a:<x>:b", "a:<x>"]
 
 
-def test_a_format_that_no_rule_can_have_is_a_comment() -> None:
+def test_format_that_no_rule_can_have_is_comment() -> None:
     text = first_rules([AnalyzedKeys("a*:<x>", Owner.STATE, SPEED, count=1)])
     assert parse_rules(text, "") == [] and "a*:<x>" in text
 

@@ -35,6 +35,6 @@ def test_first_rule_that_fits_decides_then_formats(ruled: list[KeyFormat], owned
 
 
 @given(formats, formats, keys)
-def test_a_format_that_covers_another_one_fits_all_its_keys(wide: KeyFormat, narrow: KeyFormat, key: bytes) -> None:
+def test_format_that_covers_another_one_fits_all_its_keys(wide: KeyFormat, narrow: KeyFormat, key: bytes) -> None:
     if covers(wide, narrow) and fits(narrow, key):
         assert fits(wide, key)

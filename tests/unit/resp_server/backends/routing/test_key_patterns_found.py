@@ -27,7 +27,7 @@ def test_numbers_and_ids_vary() -> None:
     assert groups_of(names) == [("user:<a>:cart", 100), ("celery-task-meta-<a>", 2)]
 
 
-def test_a_number_that_all_names_have_is_part_of_their_pattern() -> None:
+def test_number_that_all_names_have_is_part_of_their_pattern() -> None:
     assert groups_of(f"api:v2:user:{n}" for n in range(5)) == [("api:v2:user:<a>", 5)]
     assert groups_of([f"api:v{v}:user:{n}" for v in (1, 2) for n in range(5)]) == [("api:v<a>:user:<b>", 10)]
 
@@ -57,7 +57,7 @@ def test_names_that_no_rule_can_have_as_they_are_vary() -> None:
     ]
 
 
-def test_examples_are_the_first_names_and_their_nodes() -> None:
+def test_examples_are_first_names_and_their_nodes() -> None:
     made = NameGroups()
     for number in range(5):
         made.add(FoundKey(number, b"k:%d" % number))
@@ -72,7 +72,7 @@ def test_each_name_matches_pattern_of_its_group(names: list[str | bytes]) -> Non
         assert "*" not in pattern and key_pattern(KeyFormat.parse(pattern))
 
 
-def test_the_tree_is_bounded() -> None:
+def test_tree_of_patterns_is_bounded() -> None:
     many = [f"{word}-{other}:x" for word in WORDS for other in WORDS[: FIRST_PARTS_MAX // 8]]
     deep = ["a:" * 500, "b:" * 500]
     found = groups_of(many + deep)

@@ -47,7 +47,7 @@ def owners(path: Path | None = None) -> Ownership:
         *((key, None) for key in (b"xdash/1/apdex", b"total\n", b"totals", b"Total", b"dash/apdex")),
     ],
 )
-def test_a_key_is_owned_if_the_whole_key_fits_a_format(key: bytes, owner: str | None) -> None:
+def test_key_is_owned_if_whole_key_fits_format(key: bytes, owner: str | None) -> None:
     assert owners().owner_of(key) == owner
 
 
@@ -58,7 +58,7 @@ column = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size
     st.lists(column, min_size=2, max_size=4).filter(lambda literals: all(literals[1:-1])),
     st.lists(st.binary(max_size=4), min_size=3, max_size=3),
 )
-def test_every_key_of_a_format_is_owned(literals: list[str], values: list[bytes]) -> None:
+def test_every_key_of_format_is_owned(literals: list[str], values: list[bytes]) -> None:
     text = "<c>".join(literals)
     owned = Ownership()
     owned.learn({"j": {"s": text}})
@@ -67,11 +67,11 @@ def test_every_key_of_a_format_is_owned(literals: list[str], values: list[bytes]
     assert owned.owner_of(key) == "j:s"
 
 
-def test_the_literals_between_columns_count() -> None:
+def test_literals_between_columns_count() -> None:
     assert key_pattern(KeyFormat.parse("a/<x>/b/<y>")) == rb"a/(?>.*?/b/).*\Z"
 
 
-def test_a_key_is_matched_in_a_time_proportional_to_its_length() -> None:
+def test_key_is_matched_in_a_time_proportional_to_its_length() -> None:
     owned = Ownership()
     owned.learn({"job": {"s": ":".join(f"<c{number}>" for number in range(8)) + ":end"}})
     assert owned.owner_of(b":" * 100_000) is None and owned.owner_of(b":" * 100_000 + b"end") == "job:s"
@@ -94,7 +94,7 @@ def test_formats_are_added_and_none_is_forgotten(tmp_path: Path) -> None:
         assert each.owner_of(b"total") == "other:total" and each.count == 4
 
 
-def test_owners_are_known_from_a_file_or_when_all_are_complete(tmp_path: Path) -> None:
+def test_owners_are_known_from_file_or_when_all_are_complete(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
     owned = Ownership(path)
     assert not owned.is_known
@@ -104,12 +104,12 @@ def test_owners_are_known_from_a_file_or_when_all_are_complete(tmp_path: Path) -
     assert owned.is_known and Ownership(path).is_known
 
 
-def test_without_any_state_all_keys_are_the_upstreams_also_after_a_restart(tmp_path: Path) -> None:
+def test_all_keys_are_upstreams_without_states_also_after_restart(tmp_path: Path) -> None:
     Ownership(tmp_path / "owners.json").complete()
     assert Ownership(tmp_path / "owners.json").is_known and Ownership(tmp_path / "owners.json").owner_of(b"a") is None
 
 
-def test_a_wrong_format_changes_nothing(tmp_path: Path) -> None:
+def test_wrong_format_changes_nothing(tmp_path: Path) -> None:
     owned = owners(tmp_path / "owners.json")
     with pytest.raises(SparkisError):
         owned.learn({"job": {"good": "g:<a>", "bad": "<a><b>"}})
@@ -129,13 +129,13 @@ def test_unwritable_file_of_owners_is_reported_and_keys_are_owned(tmp_path: Path
         '{"format": 1, "jobs": {"j": {"s": ["<a><b>"]}}, "released": []}',
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "owners.json").write_text(text)
     with pytest.raises(OwnershipError, match="is no file of key owners"):
         Ownership(tmp_path / "owners.json")
 
 
-def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_file_of_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "owners.json").write_text(json.dumps({"format": 2, "sparkis": "0.7.0", "jobs": {}}))
     with pytest.raises(
         OwnershipError, match=r"has format 2, which sparkis 0.7.0 wrote; .* reads up to format 1: upgrade"
@@ -156,7 +156,7 @@ def known(path: Path | None = None) -> tuple[Ownership, list[NewFormat], list[Ow
     return made, new, changes
 
 
-def test_a_new_format_is_checked_before_it_is_owned() -> None:
+def test_new_format_is_checked_before_it_is_owned() -> None:
     owned, new, changes = known()
     owned.learn(FORMATS | NEW)
     owned.learn(NEW)  # it is checked once
@@ -183,7 +183,7 @@ def test_new_format_of_upstreams_keys_waits_for_confirmation(tmp_path: Path, cap
     assert changes[-1].affects(b"sum:1") and owned.info_fields()["ownership_waiting"] == ""
 
 
-def test_a_waiting_format_is_checked_again_after_a_restart(tmp_path: Path) -> None:
+def test_waiting_format_is_checked_again_after_restart(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
     owned, new, _ = known(path)
     owned.learn(NEW)
@@ -202,7 +202,7 @@ def test_new_formats_are_taken_at_once_by_choice_or_at_first() -> None:
         assert owned.owner_of(b"sum:1") == "new:total"
 
 
-def test_a_released_job_s_keys_are_the_upstreams_until_it_is_confirmed(tmp_path: Path) -> None:
+def test_released_jobs_keys_are_upstreams_until_it_is_confirmed(tmp_path: Path) -> None:
     path = tmp_path / "owners.json"
     owned, new, changes = known(path)
     assert owned.release("job") == ["dash/<account>/apdex", "job:speed:<car>"]
@@ -228,19 +228,19 @@ def test_released_waiting_job_ignores_late_check() -> None:
 
 
 @pytest.mark.parametrize("change", [Ownership.confirm, Ownership.release])
-def test_an_unknown_job_is_an_error_that_names_the_known_ones(change: Callable[[Ownership, str], object]) -> None:
+def test_unknown_job_is_error_that_names_known_ones(change: Callable[[Ownership, str], object]) -> None:
     with pytest.raises(UnknownJobError, match="no such job 'nope'; jobs: job, other"):
         change(owners(), "nope")
 
 
-def test_unowned_key_that_fits_a_new_format_is_a_conflict() -> None:
+def test_unowned_key_that_fits_new_format_is_conflict() -> None:
     owned, _, _ = known()
     is_in_question = owned.is_in_question(NewFormat("new", "s", "job:<x>"))
     assert [is_in_question(key) for key in (b"job:1", b"job:speed:1", b"xjob:1")] == [True, False, False]
 
 
 @given(st.lists(column, min_size=2, max_size=3).filter(lambda literals: all(literals[1:-1])), st.binary(max_size=4))
-def test_the_glob_of_a_format_matches_its_keys(literals: list[str], value: bytes) -> None:
+def test_glob_of_format_matches_its_keys(literals: list[str], value: bytes) -> None:
     key_format = KeyFormat.parse("<c>".join(literals))
     assert matcher(glob_of(key_format))(value.join(literal.encode() for literal in key_format.literals))
 
@@ -266,7 +266,7 @@ def test_rules_precede_key_formats_and_each_change_of_owners_is_announced() -> N
     assert len(changes) == 2 and changes[-1].affects(b"mine:1")
 
 
-def test_a_rule_that_covers_a_new_format_settles_it(tmp_path: Path) -> None:
+def test_rule_that_covers_new_format_settles_it(tmp_path: Path) -> None:
     owned, new, _ = known(tmp_path / "owners.json")
     owned.take_rules(ruled("sum:<x> state\nmean/<x> upstream"))
     owned.learn(NEW)
@@ -278,7 +278,7 @@ def test_a_rule_that_covers_a_new_format_settles_it(tmp_path: Path) -> None:
     assert new == [MEAN] and owned.owner_of(b"mean/1") is None  # nothing decides about it any more, so it is checked
 
 
-def test_a_rule_settles_a_format_that_waits_and_one_that_is_being_checked() -> None:
+def test_rule_settles_format_that_waits_and_one_that_is_being_checked() -> None:
     owned, new, _ = known()
     owned.learn(NEW)
     owned.settle(TOTAL, [b"sum:1"])

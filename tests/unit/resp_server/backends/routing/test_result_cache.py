@@ -25,7 +25,7 @@ def fill(cache: ResultCache, key: bytes, reply: bytes | None, time_s: float = 5.
     cache.end_fill(begun, reply)
 
 
-def test_a_reply_is_kept_for_the_time_since_the_request() -> None:
+def test_reply_is_kept_for_time_since_request() -> None:
     clock = ManualClock()
     cache = ResultCache(clock)
     begun = cache.begin_fill(get(b"a"), [b"a"], 5.0)
@@ -61,7 +61,7 @@ def test_change_invalidates_cached_and_pending_reads(changed: list[bytes] | None
 
 
 @pytest.mark.parametrize("changed", [[b"a", b"a"], None])
-def test_until_a_write_is_answered_nothing_of_its_keys_is_cached(changed: list[bytes] | None) -> None:
+def test_keys_of_unanswered_write_are_not_cached(changed: list[bytes] | None) -> None:
     cache = ResultCache(ManualClock())
     before = cache.begin_fill(get(b"a"), [b"a"], 5.0)
     writes = [cache.begin_write(changed), cache.begin_write(changed)]
@@ -80,7 +80,7 @@ def mget(*keys: bytes) -> CachedRead:
     return read_of((b"mGet", *keys), 0, 2)
 
 
-def test_a_reply_about_several_keys_ends_with_a_change_of_any_of_them() -> None:
+def test_reply_about_several_keys_ends_with_change_of_any_of_them() -> None:
     cache = ResultCache(ManualClock())
     for changed in (b"a", b"b"):
         for both in ([b"a", b"b"], [b"b", b"a"]):
@@ -111,7 +111,7 @@ def test_nothing_about_several_keys_is_cached_while_one_of_them_is_written() -> 
     assert cache.begin_fill(mget(b"a", b"b"), [b"a", b"b"], 5.0) is not None
 
 
-def test_the_entry_that_was_used_least_recently_makes_room() -> None:
+def test_least_recently_used_entry_is_evicted() -> None:
     cache = ResultCache(ManualClock(), bytes_max=2 * (ENTRY_OVERHEAD_BYTES + 30))
     for key in (b"a", b"b"):
         fill(cache, key, b"+%b\r\n" % key)

@@ -73,11 +73,11 @@ def destination(line: str, made: Router | None = None) -> Destination:
         ("SELECT 0", Destination.SELECT),
     ],
 )
-def test_a_request_goes_to_the_owner_of_its_keys(line: str, expected: Destination) -> None:
+def test_request_goes_to_owner_of_its_keys(line: str, expected: Destination) -> None:
     assert destination(line) is expected
 
 
-def test_split_request_has_the_positions_of_the_states_keys() -> None:
+def test_split_request_has_positions_of_states_keys() -> None:
     route = router().route([b"MGET", b"a", b"job:speed:1", b"b", b"job:speed:2"])
     assert route is not None and list(route.state_keys) == [2, 4]
 
@@ -85,17 +85,17 @@ def test_split_request_has_the_positions_of_the_states_keys() -> None:
 @pytest.mark.parametrize(
     "line", ["SET job:speed:1 x", "MSET a 1 job:speed:1 2", "EVAL x 1 job:speed:1", "SORT a STORE job:speed:1"]
 )
-def test_a_write_of_a_states_key_is_refused_by_name(line: str) -> None:
+def test_write_of_states_key_is_refused_by_name(line: str) -> None:
     with pytest.raises(GenericError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
         destination(line)
 
 
-def test_the_number_of_words_is_checked_before_the_owner() -> None:
+def test_number_of_words_is_checked_before_owner() -> None:
     with pytest.raises(GenericError, match="wrong number of arguments"):
         destination("SET job:speed:1")
 
 
-def test_error_of_unsplittable_request_names_the_owners_of_its_keys() -> None:
+def test_error_of_unsplittable_request_names_owners_of_its_keys() -> None:
     with pytest.raises(GenericError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
         destination("SINTER a job:speed:1")
 
@@ -131,7 +131,7 @@ def test_watched_keys_may_be_of_both_backends() -> None:
         ("SAVE", "Command not allowed inside a transaction"),
     ],
 )
-def test_command_that_the_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
+def test_command_that_upstream_would_not_queue_is_refused(line: str, error: str) -> None:
     made, request = router(), [word.encode() for word in line.split(" ")]
     route = made.route(request)
     assert route is not None
@@ -142,7 +142,7 @@ def test_command_that_the_upstream_would_not_queue_is_refused(line: str, error: 
         made.commands.check_form(route.routed, request)
 
 
-def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
+def test_command_that_upstream_does_not_have_is_not_queued() -> None:
     made = router()
     made.commands.take_facts({"get": CommandSpec("", "", 2)})
     route = made.route([b"HEXPIRE", b"a"])
@@ -151,7 +151,7 @@ def test_a_command_that_the_upstream_does_not_have_is_not_queued() -> None:
         made.commands.check_form(route.routed, [b"HEXPIRE", b"a"])
 
 
-def test_no_key_is_answered_before_the_owners_are_known() -> None:
+def test_no_key_is_answered_before_owners_are_known() -> None:
     unknowing = Router(TABLE, Ownership())
     for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
         with pytest.raises(LoadingError):
@@ -166,7 +166,7 @@ RANGE = b"$9\r\nfind_keys\r\n*4\r\n$4\r\ntype\r\n$5\r\nrange\r\n$4\r\nspec\r\n*6
 RANGE += b"$7\r\nlastkey\r\n:0\r\n$7\r\nkeystep\r\n:1\r\n$5\r\nlimit\r\n:0\r\n*0\r\n"
 
 
-def test_a_modules_command_is_known_from_the_upstreams_own_table() -> None:
+def test_modules_command_is_known_from_upstreams_own_table() -> None:
     made = router()
     assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
     made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
@@ -205,7 +205,7 @@ def test_command_with_unknown_keys_is_not_passed_on() -> None:
     assert made.needs_getkeys([b"MOD.DO", b"a"])
 
 
-def test_rows_of_redis_before_7_have_the_first_key_the_last_and_the_step() -> None:
+def test_rows_of_redis_before_7_have_first_key_last_and_step() -> None:
     rows = b"*3\r\n*6\r\n$4\r\nmset\r\n:-3\r\n*1\r\n+write\r\n:1\r\n:-1\r\n:2\r\n"
     rows += b"*6\r\n$3\r\nmod\r\n:-1\r\n*1\r\n+movablekeys\r\n:0\r\n:0\r\n:0\r\n"
     rows += b"*6\r\n$4\r\ntime\r\n:1\r\n*0\r\n:0\r\n:0\r\n:0\r\n"
@@ -219,7 +219,7 @@ def test_rows_of_redis_before_7_have_the_first_key_the_last_and_the_step() -> No
 
 
 @pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"+OK\r\n", b"*1\r\n+x\r\n", b"*1\r\n*2\r\n+x\r\n:1\r\n"])
-def test_an_unexpected_reply_to_command_is_an_error(reply: bytes) -> None:
+def test_unexpected_reply_to_command_is_error(reply: bytes) -> None:
     with pytest.raises((ValueError, TypeError, LookupError)):
         facts_in(reply)
 
@@ -264,7 +264,7 @@ def routed_in_steps(*words: bytes, by: Router | None = None) -> tuple[Route | No
 
 @pytest.mark.parametrize("name", b"MGET EXISTS DEL MSET SUNION SUNIONSTORE PFCOUNT GET NO".split())
 @pytest.mark.parametrize("keys", [THEIRS, OURS, MIXED, MIXED[:4]])
-def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: list[bytes]) -> None:
+def test_long_request_is_routed_in_steps_as_short_one(name: bytes, keys: list[bytes]) -> None:
     words = [name, *keys]
     try:
         expected: object = router().route(words)
@@ -281,7 +281,7 @@ def test_a_long_request_is_routed_in_steps_as_a_short_one(name: bytes, keys: lis
     assert steps >= len(keys) // 2 // KEYS_AT_ONCE or name in (b"GET", b"NO")
 
 
-def test_a_long_request_may_not_need_a_search_through_all_of_its_words() -> None:
+def test_request_beyond_limit_of_arguments_is_refused() -> None:
     with pytest.raises(GenericError, match=r"'xread' takes 32768 arguments through --upstream; split the request"):
         routed_in_steps(b"XREAD", *[b"x"] * 40_000)
     with pytest.raises(GenericError, match="a client may watch 16384 keys"):
@@ -313,13 +313,13 @@ def router_with_cache() -> Router:
         *((line, 0, None) for line in ("EVAL x 0", "FLUSHALL", "SWAPDB 2 1")),
     ],
 )
-def test_cacheable_replies_and_changeable_keys(line: str, cache_s: float, changed: list[bytes] | None) -> None:
+def test_cacheable_replies_and_changed_keys_of_commands(line: str, cache_s: float, changed: list[bytes] | None) -> None:
     route = router_with_cache().route([word.encode() for word in line.split(" ")])
     assert route is not None and route.cache_s == cache_s
     assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
 
 
-def test_a_reply_about_several_keys_is_cached_for_the_shortest_of_their_times() -> None:
+def test_reply_about_several_keys_is_cached_for_shortest_of_their_times() -> None:
     made = Ownership()
     rule = '[[rule]]\nkeys = "%s<n>"\nowner = "upstream"\ncache = "%s"\n'
     made.take_rules(parse_rules("".join(rule % row for row in (("a", "5s"), ("b", "3s"), ("c", "tracking"))), ""))

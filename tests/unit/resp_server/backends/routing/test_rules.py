@@ -19,7 +19,7 @@ def mistakes_of(text: str) -> list[str]:
     return list(caught.value.mistakes)
 
 
-def test_rules_are_read_in_the_order_of_the_file() -> None:
+def test_rules_are_read_in_order_of_file() -> None:
     rules = parse_rules(
         """
         [[rule]]
@@ -100,7 +100,7 @@ def test_rules_in_one_line_have_no_line() -> None:
         *(("session:<id>", "session:<id>:tmp"), ("<any>", "a"), ("a", "a"), ("a<x>b<y>c", "a1b<z>bc")),
     ],
 )
-def test_a_rule_that_could_never_apply_conflicts_with_the_one_before(first: str, second: str) -> None:
+def test_rule_that_could_never_apply_conflicts_with_one_before(first: str, second: str) -> None:
     text = f'[[rule]]\nname = "one"\nkeys = "{first}"\nowner = "state"\n'
     text += f'[[rule]]\nname = "two"\nkeys = "{second}"\nowner = "upstream"\n'
     (found,) = mistakes_of(text)
@@ -114,12 +114,12 @@ def test_a_rule_that_could_never_apply_conflicts_with_the_one_before(first: str,
     ("first", "second"),
     [("session:<id>:tmp", "session:<id>"), ("a:<x>", "<y>:b"), ("a", "b"), ("a<x>b", "a<x>"), ("aa", "a<x>a<y>a")],
 )
-def test_a_rule_that_applies_to_some_key_is_no_conflict(first: str, second: str) -> None:
+def test_rule_that_applies_to_some_key_is_no_conflict(first: str, second: str) -> None:
     text = f'[[rule]]\nkeys = "{first}"\nowner = "state"\n[[rule]]\nkeys = "{second}"\nowner = "upstream"\n'
     assert len(parse_rules(text, "routes.toml")) == 2
 
 
-def test_two_rules_of_one_name_are_a_mistake() -> None:
+def test_two_rules_of_one_name_are_mistake() -> None:
     text = '[[rule]]\nname = "n"\nkeys = "a"\nowner = "state"\n[[rule]]\nname = "n"\nkeys = "b"\nowner = "state"\n'
     assert mistakes_of(text) == ["rule 2 'n' (line 5): it has the name of rule 1 'n' (line 1)"]
 
@@ -133,12 +133,12 @@ def test_two_rules_of_one_name_are_a_mistake() -> None:
         ('[[rule]]\nkeys = "a"\nowner = "state"\n' * 1001, "it has 1001 rules; at most 1000 are possible"),
     ],
 )
-def test_a_file_without_a_list_of_rules_is_refused(text: str, mistake: str) -> None:
+def test_file_without_list_of_rules_is_refused(text: str, mistake: str) -> None:
     (found,) = mistakes_of(text)
     assert found.startswith(mistake)
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "routes.toml"
     with pytest.raises(RulesError, match=r"routes\.toml has 1 mistake: it cannot be read: No such file or directory"):
         RulesFile(path).read()
@@ -159,7 +159,7 @@ def test_rules_of_another_database_conflict_only_with_each_other() -> None:
         assert mistakes_of(row.format("one", wrong))[0].startswith("rule 1 'one' (line 1): database is ")
 
 
-def test_a_rule_moves_a_format_that_it_covers_into_its_database() -> None:
+def test_rule_moves_format_that_it_covers_into_its_database() -> None:
     text = '[[rule]]\nkeys = "a:<x>"\nowner = "state"\ndatabase = 2\n'
     made = KeyMatcher([OwnedFormat("a:<b>", "job:a"), OwnedFormat("<b>", "job:b")], parse_rules(text, ""))
     assert [made.owner_of(b"a:1", each) for each in (0, 1, 2)] == ["job:b", None, "job:a"]
@@ -177,13 +177,13 @@ def test_rule_sets_cache_time_of_upstream_replies(text: str, seconds: float) -> 
 
 
 @pytest.mark.parametrize("value", ["5", "0s", "2h", "s", "-1s", "5 s"])
-def test_a_time_that_is_none_is_a_mistake(value: str) -> None:
+def test_invalid_time_is_refused(value: str) -> None:
     found = mistakes_of(f'[[rule]]\nkeys = "a"\nowner = "state"\ncache = "{value}"\n')
     assert len(found) == 2 and "'cache' is for owner = \"upstream\"" in found[0]
     assert found[1].endswith('it must be a time such as "500ms", "5s" or "2m", at most 1h, or "tracking"')
 
 
-def test_replies_may_be_cached_exactly_until_a_change() -> None:
+def test_replies_may_be_cached_exactly_until_change() -> None:
     text = '[[rule]]\nkeys = "a:<x>"\nowner = "upstream"\ncache = '
     (exact,), (timed,) = (parse_rules(f'{text}"{cache}"\n', "") for cache in ("tracking", "5s"))
     assert exact.is_cached_exactly and not timed.is_cached_exactly
@@ -210,7 +210,7 @@ def test_rules_that_share_some_keys_are_named(first: str, second: str, key: str 
     assert overlaps([rules[0], dataclasses.replace(rules[1], database=1)]) == []
 
 
-def test_a_file_has_few_warnings() -> None:
+def test_file_has_few_warnings() -> None:
     text = "".join(
         f'[[rule]]\nkeys = "{n}<x>"\nowner = "state"\n[[rule]]\nkeys = "<x>a{n}"\nowner = "state"\n' for n in range(9)
     )

@@ -10,7 +10,7 @@ from resp_server.backends.routing.scan_cursor import STATES_START, ScanPosition,
 from resp_server.protocol.errors import GenericError
 
 
-def test_a_scan_walks_the_nodes_in_order_then_the_states() -> None:
+def test_scan_walks_nodes_in_order_then_states() -> None:
     found, cursor = [], 0
     for inner in (7, 0, 0, 5, 0, 9, 0):
         found.append(position_of(cursor, 3))
@@ -30,12 +30,12 @@ def test_every_position_has_own_cursor_and_only_start_zero(node_count: int, inne
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 1000))
-def test_any_number_is_a_cursor(cursor: int, node_count: int) -> None:
+def test_any_number_is_cursor(cursor: int, node_count: int) -> None:
     node, _ = position_of(cursor, node_count)
     assert node is None or 0 <= node < node_count
 
 
-def test_a_node_that_the_upstream_no_longer_has_is_passed_over() -> None:
+def test_node_that_upstream_no_longer_has_is_passed_over() -> None:
     cursor = cursor_of(ScanPosition(5, 77), 6)
     assert position_of(cursor, 3) == STATES_START
 
@@ -46,7 +46,7 @@ def test_cursors_of_one_redis_and_of_states_stay_small() -> None:
 
 
 @pytest.mark.parametrize(("node_count", "bits"), [(1, 63), (2, 53)])
-def test_a_cursor_without_room_for_the_backend_is_an_error(node_count: int, bits: int) -> None:
+def test_cursor_without_room_for_backend_is_error(node_count: int, bits: int) -> None:
     cursor_of(ScanPosition(0, 2**bits - 1), node_count)
     with pytest.raises(GenericError, match=f"the cursor {2**bits} of the upstream's SCAN has more than {bits} bits"):
         cursor_of(ScanPosition(0, 2**bits), node_count)

@@ -51,7 +51,7 @@ def test_values_are_compared(
     assert outcome_of(name, encode(upstream, protocol), encode(state, protocol), tolerance) is expected
 
 
-def test_replies_that_depend_on_more_than_the_value_are_not_compared() -> None:
+def test_replies_that_depend_on_more_than_value_are_not_compared() -> None:
     names = ("get", "hgetall", "ttl", "object|freq", "srandmember")
     assert [is_comparable(name, CommandSpec("", "")) for name in names] == [True, True, False, False, False]
     assert not is_comparable("xread", CommandSpec("", "")) and not is_comparable(
@@ -59,7 +59,7 @@ def test_replies_that_depend_on_more_than_the_value_are_not_compared() -> None:
     )
 
 
-def test_shadow_rule_has_a_comparison() -> None:
+def test_shadow_rule_has_comparison() -> None:
     row = '[[rule]]\nkeys = "a"\nowner = "{}"\ncompare = {}\n'
     assert parse_rules(row.format("shadow", '"number:1e-9"'), "")[0].tolerance == 1e-9
     assert parse_rules(row.format("shadow", '"exact"'), "")[0].tolerance is None
@@ -91,7 +91,7 @@ def test_difference_is_shown(
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_only_the_fields_that_differ_are_shown_of_a_hash(protocol: int) -> None:
+def test_only_fields_that_differ_are_shown_of_hash(protocol: int) -> None:
     same = {b"f%d" % number: b"%d.0" % number for number in range(500)}
     upstream: Reply = {**same, b"kmh": b"29", b"old": b"1"}
     state: Reply = {**{name: value[:-2] for name, value in same.items()}, b"kmh": b"30", b"new": b"2"}
@@ -106,7 +106,7 @@ def test_shown_difference_is_short_and_error_is_its_text() -> None:
     assert shown == "WRONGTYPE Operation against a key"
 
 
-def test_a_read_is_shown_as_it_is_typed() -> None:
+def test_read_is_shown_as_it_is_typed() -> None:
     assert shown_request([b"HGET", b"job:city:{7}", b"the name"]) == 'HGET job:city:{7} "the name"'
     assert shown_request([b"GET", b"", b"\xff", b'a"b']) == r'GET "" "\xff" "a\"b"'
     assert len(shown_request([b"MGET", *[b"key"] * 10_000])) == SHOWN_CHARS_MAX

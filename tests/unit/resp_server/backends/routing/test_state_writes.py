@@ -64,7 +64,7 @@ def test_other_write_is_refused_by_rule_that_drops_plain_set(line: str) -> None:
     )
 
 
-def test_an_mset_goes_to_the_upstream_without_the_dropped_keys() -> None:
+def test_mset_goes_to_upstream_without_dropped_keys() -> None:
     made = route("MSET a 1 drop:1 2 b 3 drop:2 4 pass:1 5")
     assert made.destination is Destination.UPSTREAM and made.request == [
         b"MSET",
@@ -78,7 +78,7 @@ def test_an_mset_goes_to_the_upstream_without_the_dropped_keys() -> None:
 
 
 @pytest.mark.parametrize("line", ["MSET a 1 drop:1 2 keep:1 3", "DEL a pass:1 keep:1", "MSET keep:1 1 drop:1 2"])
-def test_one_key_whose_writes_are_refused_refuses_the_request(line: str) -> None:
+def test_one_key_whose_writes_are_refused_refuses_request(line: str) -> None:
     with pytest.raises(GenericError, match=r"^key 'keep:1' is the states', by the rule 'keep:<x>'$"):
         route(line)
 
@@ -91,17 +91,17 @@ def test_rule_passes_writes_to_upstream(line: str) -> None:
     assert made.destination is Destination.UPSTREAM and made.request is None
 
 
-def test_reads_are_the_states_for_all_rules_about_writes() -> None:
+def test_reads_are_states_for_all_rules_about_writes() -> None:
     assert {route(f"GET {kind}:1").destination for kind in ("drop", "pass", "keep")} == {Destination.STATES}
     assert route("MGET a drop:1 pass:1").destination is Destination.BOTH
 
 
-def test_the_number_of_words_is_checked_before_a_write_is_dropped() -> None:
+def test_number_of_words_is_checked_before_write_is_dropped() -> None:
     for line in ("SET drop:1", "MSET drop:1 x drop:2"):
         with pytest.raises(GenericError):
             route(line)
 
 
-def test_writes_are_a_setting_of_states_keys() -> None:
+def test_writes_are_setting_of_states_keys() -> None:
     with pytest.raises(RulesError, match="'writes' is for owner = \"state\""):
         parse_rules('[[rule]]\nkeys = "a"\nowner = "upstream"\nwrites = "drop"\n', "rules")

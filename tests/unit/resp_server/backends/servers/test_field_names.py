@@ -49,7 +49,7 @@ def names(rules: FieldRules, reply: RawReply) -> list[bytes]:
             return [each.name for field in end.value for each in rules.names(named.key, named.rules, field)]
 
 
-def test_single_fields_are_looked_for_without_the_others() -> None:
+def test_single_fields_are_looked_for_without_others() -> None:
     assert FEW.of_hash(b"golden:7", lambda start, is_whole: start == b"dash/7/score" and is_whole) == (
         NamedHash(b"golden:7", RULES[1:2])
     )
@@ -60,7 +60,7 @@ def test_single_fields_are_looked_for_without_the_others() -> None:
     assert names(FEW, reply) == [b"dash/7/score"]
 
 
-def test_all_fields_have_the_names_by_which_clients_find_them() -> None:
+def test_all_fields_have_names_by_which_clients_find_them() -> None:
     named = ALL.of_hash(b"golden:7", lambda start, is_whole: True)
     assert named is not None and named.request == (b"HKEYS", b"golden:7")
     # dash/7/apdex is the field `a` by the first rule, so the field `apdex` has no name.
@@ -69,7 +69,7 @@ def test_all_fields_have_the_names_by_which_clients_find_them() -> None:
     ]
 
 
-def test_a_key_that_is_no_hash_has_no_fields_and_other_errors_are_failures() -> None:
+def test_key_that_is_no_hash_has_no_fields_and_other_errors_are_failures() -> None:
     wrong = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
     assert names(FEW, wrong) == names(ALL, wrong) == []
     assert not is_failure(wrong) and is_failure(b"-TRYAGAIN later\r\n") and not is_failure(b"*0\r\n")
@@ -80,7 +80,7 @@ texts = st.text("ab*?[]^\\-/", max_size=6).map(str.encode)
 
 
 @given(texts, texts, texts)
-def test_a_pattern_that_matches_a_name_may_match_how_it_begins(pattern: bytes, start: bytes, rest: bytes) -> None:
+def test_pattern_that_matches_name_may_match_how_it_begins(pattern: bytes, start: bytes, rest: bytes) -> None:
     if matcher(pattern)(start + rest):
         assert may_match(pattern, start, False)
         assert may_match(pattern, start + rest, True)

@@ -97,7 +97,7 @@ def expected(subscribed: Sequence[tuple[SubscriptionKind, bytes]], event: bytes,
 
 
 @given(st.lists(st.sampled_from(NAMES)), st.lists(st.sampled_from([b"a", b"x", b"y", b"z"]), unique=True))
-def test_subscribers_get_the_events_of_all_names_that_they_may_match(
+def test_subscribers_get_events_of_all_names_that_they_may_match(
     changes: list[tuple[SubscriptionKind, bytes]], fields: list[bytes]
 ) -> None:
     made, subscribed = Listening(), dict.fromkeys(())
@@ -135,7 +135,7 @@ def test_nothing_is_read_for_channels_that_no_name_matches() -> None:
     assert made.listeners.event_of(KEY, b"hset", RULES) == FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False)
 
 
-def test_names_have_the_events_of_the_database_of_their_rule() -> None:
+def test_names_have_events_of_database_of_their_rule() -> None:
     made, rules = Listening(), [replace(rule, database=rule.name.startswith("facts") * 3) for rule in RULES]
     made.listeners.reset(FieldRules(rules, KeyMatcher((), rules).decider), classes_of("KEA"))
     for kind, name in [(PATTERN, b"__keyspace@?__:*"), (CHANNEL, b"__keyevent@3__:set")]:
@@ -155,7 +155,7 @@ def test_names_have_the_events_of_the_database_of_their_rule() -> None:
     assert found is not None and found.fields == [b"x"]
 
 
-def test_of_a_hash_with_too_many_fields_only_known_names_have_events() -> None:
+def test_hash_with_too_many_fields_has_events_of_known_names_only() -> None:
     made, fields = Listening("KA"), [b"x%d" % number for number in range(FIELDS_MAX)]
     made.pubsub.subscribe(made.session, PATTERN, [b"*"])
     assert made.messages(b"hset", fields).count(b"facts/7/") == FIELDS_MAX
@@ -165,7 +165,7 @@ def test_of_a_hash_with_too_many_fields_only_known_names_have_events() -> None:
 
 
 @pytest.mark.parametrize(("events", "is_sent"), [("K$", True), ("Kg", False), ("$", True), ("Kh", False)])
-def test_events_of_names_have_the_classes_of_strings(events: str, is_sent: bool) -> None:
+def test_events_of_names_have_classes_of_strings(events: str, is_sent: bool) -> None:
     made = Listening(events)
     made.pubsub.subscribe(made.session, CHANNEL, [b"__keyspace@0__:facts/7/x"])
     assert (made.listeners.event_of(KEY, b"hset", RULES) is not None) is is_sent
@@ -174,7 +174,7 @@ def test_events_of_names_have_the_classes_of_strings(events: str, is_sent: bool)
 
 
 @pytest.mark.parametrize("last", [b"-TRYAGAIN later\r\n", TryAgainError("the server is lost")])
-def test_a_read_that_fails_is_an_error_in_place_of_the_replies(last: bytes | Exception) -> None:
+def test_read_that_fails_is_error_in_place_of_replies(last: bytes | Exception) -> None:
     event = FieldEvent(KEY, CHANGES[b"hset"], RULES, [b"x"], False)
     for failure in (None, last):
         reads = FieldReads(event, Replies(count=2))

@@ -7,7 +7,7 @@ from resp_server.session.epochs import REMOVED
 from state_backend.store.keyspace import UNREADABLE
 
 
-def test_formats_are_not_complete_while_a_job_cannot_be_read() -> None:
+def test_formats_are_not_complete_while_job_cannot_be_read() -> None:
     keys = JobKeys()
     keys.epoch_reported("damaged", UNREADABLE)
     keys.set_formats({"job": ["<k>"]})
@@ -18,7 +18,7 @@ def test_formats_are_not_complete_while_a_job_cannot_be_read() -> None:
     assert keys.is_complete
 
 
-def test_a_job_that_was_never_readable_and_is_dropped_is_not_waited_for() -> None:
+def test_job_that_was_never_readable_and_is_dropped_is_not_waited_for() -> None:
     keys = JobKeys()
     keys.epoch_reported("damaged", UNREADABLE)
     keys.set_formats({"job": ["<k>"]})

@@ -33,7 +33,7 @@ def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:
     assert shares_of([SlotSet.parse("0-99"), SlotSet.parse("50-149"), NONE]) == [1.0, 0.5, 0.0]
 
 
-def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:
+def test_oldest_epoch_is_applied_and_newest_committed() -> None:
     rows = [[row()], [row(applied=3, committed=6, keys=7, slots="8192-16383", stale=1, error="full")], []]
     (merged,) = merged_jobs(rows)
     assert merged == row(keys=17, applied=3, committed=6, lag_epochs=3, stale=1, error="full", slots="0-16383")
@@ -48,7 +48,7 @@ def test_keys_of_states_are_added_up_by_name() -> None:
     assert (found["state_names"], found["state_keys"]) == (["s", "t"], [4, None])
 
 
-def test_bytes_of_states_are_those_of_the_server_that_knows_them() -> None:
+def test_bytes_of_states_are_those_of_server_that_knows_them() -> None:
     """Each server reports all slots; one may know an older snapshot, or none."""
     names = {"state_names": ["s", "t"], "state_keys": [1, 1]}
     rows = [row(**names, state_bytes=[None, None]), row(**names, state_bytes=[70, 0])]
@@ -58,13 +58,13 @@ def test_bytes_of_states_are_those_of_the_server_that_knows_them() -> None:
     assert merged_states([[each] for each in states], [1.0, 0.0, 0.0])[0]["bytes"] == 70
 
 
-def test_an_unknown_lag_is_unknown_for_all() -> None:
+def test_unknown_lag_is_unknown_for_all() -> None:
     lag = row(job="j")
     assert merged_lags([[lag], [lag | {"lag_ms": 70}]])[0]["lag_ms"] == 70
     assert merged_lags([[lag], [lag | {"lag_ms": None}]])[0]["lag_ms"] is None
 
 
-def test_source_lag_is_that_of_the_server_furthest_behind() -> None:
+def test_source_lag_is_that_of_server_furthest_behind() -> None:
     def knowing(records: int | None, age_ms: int | None) -> dict[str, Any]:
         return row(job="j", source_lag_records=records, source_lag_age_ms=age_ms)
 
@@ -78,7 +78,7 @@ def test_source_lag_is_that_of_the_server_furthest_behind() -> None:
         assert "source_lag_records" not in found
 
 
-def test_record_delay_is_the_longest_that_a_server_knows() -> None:
+def test_record_delay_is_longest_that_server_knows() -> None:
     def knowing(p50_ms: int | None, p99_ms: int | None) -> dict[str, Any]:
         return row(job="j", record_delay_p50_ms=p50_ms, record_delay_p99_ms=p99_ms)
 
@@ -127,7 +127,7 @@ def test_states_are_counted_by_their_names() -> None:
     ]
 
 
-def test_the_line_of_the_database_is_added_up_and_left_out_without_keys() -> None:
+def test_line_of_database_is_added_up_and_left_out_without_keys() -> None:
     text = "# Keyspace\r\ndb0:keys=4,expires=1,avg_ttl=0,subexpiry=2\r\n"
     assert keyspace_line([text, text, "# Keyspace\r\n"], [1.0, 1.0, 1.0]) == (
         "db0:keys=8,expires=2,avg_ttl=0,subexpiry=4\r\n"
@@ -135,7 +135,7 @@ def test_the_line_of_the_database_is_added_up_and_left_out_without_keys() -> Non
     assert keyspace_line(["# Keyspace\r\n"], [1.0]) == ""
 
 
-def test_the_mean_time_to_live_counts_by_the_keys_that_expire() -> None:
+def test_mean_time_to_live_counts_by_keys_that_expire() -> None:
     texts = ["db0:keys=9,expires=3,avg_ttl=100,subexpiry=0\r\n", "db0:keys=9,expires=1,avg_ttl=500,subexpiry=0\r\n"]
     assert keyspace_line(texts, [1.0, 1.0]) == "db0:keys=18,expires=4,avg_ttl=200,subexpiry=0\r\n"
     assert keyspace_line(texts, [1.0, 0.0]) == "db0:keys=9,expires=3,avg_ttl=100,subexpiry=0\r\n"
@@ -157,7 +157,7 @@ def test_key_belongs_to_job_of_its_name_or_format() -> None:
     assert keys.job_of(b"a:value:1") is keys.job_of(b"plane/1") is None
 
 
-def test_versions_begin_anew_with_a_registry_of_a_higher_term_only() -> None:
+def test_versions_begin_anew_with_registry_of_higher_term_only() -> None:
     def topology(version: int, port: int) -> Topology:
         return Topology.of_json({"version": version, "nodes": [{"host": "h", "port": port, "slots": "0-16383"}]})
 

@@ -21,7 +21,7 @@ def test_newest_common_epoch_is_last_that_each_server_has(
 
 
 @given(EPOCHS, EPOCHS, EPOCHS)
-def test_servers_at_the_common_epoch_count_as_if_they_had_the_newest(
+def test_servers_at_common_epoch_count_as_if_they_had_newest(
     held: tuple[int, int], newest: tuple[int, int], other: tuple[int, int]
 ) -> None:
     outages = Outages({"j": CommonEpoch(held, newest)})

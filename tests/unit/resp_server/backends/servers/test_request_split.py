@@ -26,7 +26,7 @@ def without_keys() -> Iterator[Command]:
 
 
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
-def test_keyless_commands_have_a_known_answerer(command: Command) -> None:
+def test_keyless_commands_have_known_backend(command: Command) -> None:
     declared = command.policy.answered_by
     is_of_the_upstream = command.name.partition("|")[0] in OF_THE_UPSTREAM
     assert declared is not None or command.facts.group in LOCAL_GROUPS or is_of_the_upstream

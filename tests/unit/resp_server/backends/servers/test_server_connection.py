@@ -15,7 +15,7 @@ from resp_server.session.session import RESP2
 ADDRESS = "127.0.0.1:7379"
 
 
-def test_request_beyond_the_limit_of_a_connection_gets_tryagain() -> None:
+def test_request_beyond_limit_of_connection_gets_tryagain() -> None:
     async def add() -> None:
         cluster = StateCluster()
         cluster.access.start()

@@ -73,7 +73,7 @@ def value(stores: ServerStores, job: str = "job") -> object:
     return view.snapshot_of(job).value(b"%b:speed:1" % job.encode())
 
 
-def test_nothing_is_read_before_all_jobs_are_loaded_or_without_a_connection(
+def test_nothing_is_read_before_all_jobs_are_loaded_or_without_connection(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     announce(epochs, "job", (1, 5))
@@ -129,7 +129,7 @@ def test_unannounced_epoch_is_noted(stores: ServerStores, epochs: ClusterEpochs,
     assert epochs.newest == {"job": (1, 6)}
 
 
-def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
+def test_forgotten_store_and_those_of_server_that_ended_are_closed(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore
 ) -> None:
     for job in ("job", "other"):
@@ -148,7 +148,7 @@ def test_a_forgotten_store_and_those_of_a_server_that_ended_are_closed(
     assert (value(stores), value(stores, "other")) == (b"5", b"5")
 
 
-def test_a_store_that_cannot_be_opened_is_left_to_the_state_server(
+def test_store_that_cannot_be_opened_is_left_to_state_server(
     stores: ServerStores, epochs: ClusterEpochs, make_store: MakeStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(epochs, "job", (1, 5))
