@@ -400,6 +400,7 @@ COMMANDS = (
     ),
     Command("get", "look a key up in a query's checkpoint, without Spark", _of("state_backend.attach.get_command")),
     Command("history", "show the values that a key had, from a log", _of("state_backend.history.command")),
+    Command("changes", "show the changes of a job in order, from a log", _of("state_backend.history.changes_command")),
     Command(
         "diff", "show which keys differ between two past moments of a job", _of("state_backend.history.difference")
     ),

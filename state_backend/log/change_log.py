@@ -290,7 +290,7 @@ class JobLog:
     def runs_in_folder(self, folder: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
         """Read the runs that an epoch or a manifest lists; LogCorruptError before the first run of a damaged file."""
         for file in epoch.files:
-            reader = self._open(folder, epoch, file)
+            reader = self.open_changes(folder, epoch, file)
             for index in range(reader.num_record_batches):
                 yield reader.get_batch(index)
         for stream in epoch.inline:
@@ -314,7 +314,7 @@ class JobLog:
             ]
             if not indices:
                 continue
-            reader = self._open(folder, epoch, file)
+            reader = self.open_changes(folder, epoch, file)
             if reader.num_record_batches != len(file.runs):
                 raise LogCorruptError(
                     f"{self.filesystem.root}/{folder}/{file.name} has {reader.num_record_batches} runs, and epoch "
@@ -331,7 +331,7 @@ class JobLog:
                 if rows.num_rows:
                     yield end, rows
 
-    def _open(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
+    def open_changes(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
         """Open a change file; LogCorruptError if it is not the listed one."""
         path = f"{folder}/{file.name}"
         content = self._prefetched.pop(path, None) or self.filesystem.open_input(path)
