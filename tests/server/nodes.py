@@ -26,18 +26,23 @@ class Nodes:
     """The nodes of a topology. A row per node has its slots, or makes it a replica of the first one."""
 
     def __init__(
-        self, folder: Path, stack: ExitStack, *rows: Mapping[str, str], server_password: str | None = None
+        self,
+        folder: Path,
+        stack: ExitStack,
+        *rows: Mapping[str, str],
+        server_password: str | None = None,
+        log: Path | None = None,
     ) -> None:
         self._folder, self._stack, self._server_password = folder, stack, server_password
-        self.log = folder / "log"
+        self.log = log or folder / "log"
         self.log.mkdir(exist_ok=True)
         self.ports = [free_port() for _ in rows]
         self.topology = folder / "cluster.json"
         self._version = 0
-        self.show(*rows)
+        self.write_topology(*rows)
 
-    def show(self, *rows: Mapping[str, str]) -> None:
-        """Write a new topology."""
+    def write_topology(self, *rows: Mapping[str, str]) -> None:
+        """Write a topology of the next version."""
         self._version += 1
         self._first_slots = sorted(int(each) for row in rows for each in re.findall(r"(\d+)-", row.get("slots", "")))
         nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
@@ -52,6 +57,13 @@ class Nodes:
     def version(self) -> int:
         """The version of the topology that was written last."""
         return self._version
+
+    def requests_waiting_at(self, at: int, proxy: Running) -> int:
+        """Return how many requests of a proxy wait for replies of a node."""
+        with proxy.connect() as connection:
+            text = connection.call("INFO", "proxy").plain.decode()
+        (waiting,) = re.findall(rf"addr=127\.0\.0\.1:{self.ports[at]},.*?waiting=(\d+)", text)
+        return int(waiting)
 
     def wait_for_slots(self, connection: Connection) -> None:
         """Wait until the process of a connection has the topology that was written last."""

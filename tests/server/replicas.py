@@ -87,7 +87,7 @@ class Cluster(Nodes):
 
     def move(self, connection: Connection, *rows: dict[str, str]) -> None:
         """Write a new topology and wait until the proxy of a connection has it."""
-        self.show(*rows)
+        self.write_topology(*rows)
         shown = b"topology_version:%d\r\n" % self.version
         eventually(lambda: shown in bytes(connection.call("INFO", "proxy").plain), awaited="the slots are moved")
 

@@ -108,7 +108,7 @@ def test_promoted_replica_answers_reads_in_flight_at_mute_master(tmp_path: Path,
             for connection, asked in zip(connections, reads, strict=True):
                 connection.send(requests(asked))
             # No epoch comes, so the replica is not ahead: only the topology says that it takes over.
-            cluster.show({}, {"slots": "0-16383"})
+            cluster.write_topology({}, {"slots": "0-16383"})
             relayed_topology(cluster, {0: relay})
             for connection, asked, reply in zip(connections, reads, (b"0", [b"0", b"0"], [b"0"]), strict=True):
                 assert [connection.read().plain for _ in asked][-1] == reply

@@ -118,7 +118,7 @@ def test_new_owner_of_slot_shows_rows_that_all_nodes_got(tmp_path: Path) -> None
             eventually(lambda: client.call("MGET", ONE, OTHER).plain, lambda found: found == [*values])
 
         def move(*rows: dict[str, str]) -> None:
-            nodes.show(*rows)
+            nodes.write_topology(*rows)
             for query in queries:
                 nodes.wait_for_slots(query.connection)
 

@@ -153,7 +153,7 @@ def test_moving_slots_invalidate_all(cluster: Cluster) -> None:
     client = CachingClient(cluster.proxy.port)
     cluster.wait()
     client.read(KEYS)
-    cluster.show({"slots": "0-99"}, {"slots": "100-16383"})
+    cluster.write_topology({"slots": "0-99"}, {"slots": "100-16383"})
 
     def held() -> int:
         client.listen(0.05)

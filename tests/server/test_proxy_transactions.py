@@ -8,28 +8,26 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from redis import Redis, WatchError
 
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import READ_PAUSE_S, eventually
-from resp_server.backends.servers.transaction_plan import ServerTransaction
-from resp_server.pipeline.exec_runner import NOTHING_RUN
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change
 from state_backend.model.slots import slot_of
 from tests.builders import put_value
 from tests.meanwhile import meanwhile, repeated
-from tests.properties.steps import result_of
 from tests.server.nodes import HALVES, PublishedNodes
 
-STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("still", key="k", value="v")]
+STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("unchanged", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]
-STILL = [b"job:still:%d" % number for number in range(40)]
+UNCHANGED = [b"job:unchanged:%d" % number for number in range(40)]
 EPOCH_EVERY_S = 0.05
 
 
@@ -41,8 +39,8 @@ class Cluster(PublishedNodes):
     """Two servers and a proxy. The values are the epochs' numbers."""
 
     def __init__(self, folder: Path, stack: ExitStack, *options: str) -> None:
-        still = [put_value("still", key, b"still") for key in STILL]
-        super().__init__(folder, stack, STATES, [*changes_to(0), *still], [options] * 2)
+        unchanged = [put_value("unchanged", key, b"0") for key in UNCHANGED]
+        super().__init__(folder, stack, STATES, [*changes_to(0), *unchanged], [options] * 2)
         self.wait_for(0)
 
     def publish(self) -> None:
@@ -57,9 +55,9 @@ class Cluster(PublishedNodes):
                 lambda found: all(each is not None and each.isdigit() and int(each) >= epoch for each in found),
             )
 
-    def of(self, at: int) -> bytes:
-        """Return a key of one half."""
-        return next(key for key in KEYS if (slot_of(key) > 8191) == bool(at))
+    def key_of(self, half: int) -> bytes:
+        """Return a key in one half of the slots."""
+        return next(key for key in KEYS if slot_of(key) // 8192 == half)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +107,7 @@ def test_transaction_over_servers_reads_one_epoch(cluster: Cluster, tmp_path: Pa
                 eventually(
                     lambda: [len(each) for each in seen],
                     lambda counts: min(counts) > 10 or any(reader.done() for reader in readers),
-                    "readers see few epochs",
+                    "each reader sees more than ten epochs",
                 )
             finally:
                 over.set()
@@ -122,7 +120,7 @@ def test_local_replies_and_servers_replies_come_in_order_within_exec(cluster: Cl
     value = b"%d" % cluster.epoch
     item = b"$%d\r\n%b\r\n" % (len(value), value)
     with cluster.proxy.connect() as connection:
-        here, there, none = cluster.of(0), cluster.of(1), b"job:n:none"
+        here, there, none = cluster.key_of(0), cluster.key_of(1), b"job:n:none"
         reply = transaction(
             connection,
             (b"PING",),
@@ -155,24 +153,21 @@ def test_local_replies_and_servers_replies_come_in_order_within_exec(cluster: Cl
         assert connection.call("GET", here).value == value
 
 
-def test_planned_exec_waits_for_earlier_replies_of_its_client(
-    cluster: Cluster,
-) -> None:
+def test_planned_exec_waits_for_earlier_replies_of_its_client(cluster: Cluster) -> None:
     slow, fast = cluster.servers
-    with cluster.proxy.connect() as client, cluster.proxy.connect() as other, fast.connect() as direct:
+    with cluster.proxy.connect() as client, fast.connect() as direct:
 
         def execs() -> bytes:
             return direct.call("INFO", "commandstats").plain.partition(b"cmdstat_exec:")[2].partition(b",")[0]
 
-        both = [(b"PING",), *((b"GET", cluster.of(at)) for at in range(2))]
+        both = [(b"PING",), *((b"GET", cluster.key_of(at)) for at in range(2))]
         assert transaction(client, *both).value
         before = execs()
         slow.process.send_signal(signal.SIGSTOP)
         try:
-            earlier = (b"EXISTS", cluster.of(0), cluster.of(1))
+            earlier = (b"EXISTS", cluster.key_of(0), cluster.key_of(1))
             client.send(requests([earlier, (b"MULTI",), *both, (b"EXEC",)]))
-            for _ in range(3):  # the proxy has read the client's requests then
-                assert not other.call("GET", cluster.of(1)).is_error
+            eventually(lambda: cluster.requests_waiting_at(0, cluster.proxy), awaited="the EXISTS is sent")
             assert execs() == before
         finally:
             slow.process.send_signal(signal.SIGCONT)
@@ -198,28 +193,6 @@ def test_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> No
                 last = min(values)
 
 
-@pytest.mark.parametrize(
-    ("item", "is_of_all"),
-    [
-        (b"-MOVED 1 127.0.0.1:7401\r\n", True),
-        (b"-TRYAGAIN not there yet\r\n", True),
-        (b"-WRONGTYPE of this command alone\r\n", False),
-        (b"$12\r\n\r\n-MOVED 1 x\r\n", False),
-    ],
-)
-def test_item_of_moved_slot_is_error_of_whole_transaction(item: bytes, is_of_all: bool) -> None:
-    transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
-    transaction.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
-    assert result_of(transaction.read()) == (item if is_of_all else None)
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_exec_after_watched_change_is_nil_and_no_error(protocol: int) -> None:
-    transaction = ServerTransaction(0, 0, cast(Any, None), "127.0.0.1:7400")
-    transaction.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
-    assert transaction.is_aborted and result_of(transaction.read()) is None
-
-
 def test_exec_of_restricted_user_is_refused(cluster: Cluster) -> None:
     with cluster.proxy.connect() as client, cluster.proxy.connect() as admin:
         assert not admin.call("ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all").is_error
@@ -237,19 +210,19 @@ def test_exec_of_restricted_user_is_refused(cluster: Cluster) -> None:
 def test_watched_keys_of_both_servers_end_transaction_when_they_change(cluster: Cluster, protocol: int) -> None:
     client = Redis(port=cluster.proxy.port, protocol=protocol)
     with client.pipeline() as watching:
-        watching.watch(*STILL[:5])
+        watching.watch(*UNCHANGED[:5])
         cluster.publish()
         cluster.wait_for(cluster.epoch)
         watching.multi()
         watching.get(KEYS[0])
         assert watching.execute() == [b"%d" % cluster.epoch]
-        for key in (cluster.of(0), cluster.of(1)):
-            watching.watch(STILL[0], key)
+        for key in (cluster.key_of(0), cluster.key_of(1)):
+            watching.watch(UNCHANGED[0], key)
             assert watching.get(key) == b"%d" % cluster.epoch
             cluster.publish()
             cluster.wait_for(cluster.epoch)
             watching.multi()
-            watching.get(STILL[0])
+            watching.get(UNCHANGED[0])
             with pytest.raises(WatchError):
                 watching.execute()
         watching.watch(KEYS[0])
@@ -257,65 +230,61 @@ def test_watched_keys_of_both_servers_end_transaction_when_they_change(cluster: 
         cluster.publish()
         cluster.wait_for(cluster.epoch)
         watching.multi()
-        watching.get(STILL[0])
-        assert watching.execute() == [b"still"]
+        watching.get(UNCHANGED[0])
+        assert watching.execute() == [b"0"]
     client.close()
 
 
-@pytest.mark.parametrize("is_in_one_piece", [True, False])
-def test_transaction_on_lost_connection_is_resent_to_restarted_server(tmp_path: Path, is_in_one_piece: bool) -> None:
+@pytest.mark.parametrize("sizes", [(4,), (2, 1, 1)], ids=["one write", "three writes"])
+def test_transaction_on_lost_connection_is_resent_to_restarted_server(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack)
-        with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
-            gets = [(b"GET", cluster.of(0)), (b"GET", cluster.of(1))]
+        with cluster.proxy.connect() as client:
+            gets = [(b"GET", cluster.key_of(0)), (b"GET", cluster.key_of(1))]
             assert transaction(client, *gets).value
             process = cluster.servers[0].process
             process.send_signal(signal.SIGSTOP)
-            chunks = (
-                [[(b"MULTI",), *gets, (b"EXEC",)]]
-                if is_in_one_piece
-                else [[(b"MULTI",), gets[0]], gets[1:], [(b"EXEC",)]]
-            )
-            queued: list[Reply] = []
-            for chunk in chunks[:-1]:
-                client.send(requests(chunk))
-                queued += [client.read() for _ in chunk]
-            client.send(requests(chunks[-1]))
-            for _ in range(3):  # the proxy has sent the transaction then
-                assert not other.call("GET", cluster.of(1)).is_error
+            rest = iter([(b"MULTI",), *gets, (b"EXEC",)])
+            *earlier, last = [list(islice(rest, size)) for size in sizes]
+            replies: list[Reply] = []
+            for write in earlier:
+                client.send(requests(write))
+                replies += [client.read() for _ in write]
+            client.send(requests(last))
+            eventually(lambda: cluster.requests_waiting_at(0, cluster.proxy), awaited="the transaction is sent")
             process.kill()
             process.wait()
             cluster.start(0)
-            *queued, reply = [*queued, *(client.read() for _ in range(4 - len(queued)))]
-            assert [each.raw for each in queued] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
-            assert [each.value for each in reply.value] == [b"%d" % cluster.epoch] * 2
+            replies += [client.read() for _ in last]
+            assert [each.raw for each in replies[:-1]] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
+            assert [each.value for each in replies[-1].value] == [b"%d" % cluster.epoch] * 2
 
 
 def test_transactions_are_whole_while_slots_move_and_servers_fail(cluster: Cluster) -> None:
-    hurried = cluster.start_proxy("--server-timeout", "1000")
-    asked = [(b"GET", key) for key in KEYS]
+    impatient = cluster.start_proxy("--server-timeout", "1000")
+    gets = [(b"GET", key) for key in KEYS]
 
     def answer(connection: Connection) -> Any:
-        reply = transaction(connection, *asked)
+        reply = transaction(connection, *gets)
         if reply.is_error:
             return reply.raw
         values = {each.value for each in reply.value}
         assert len(values) == 1, values
         return values.pop()
 
-    with hurried.connect() as connection, cluster.proxy.connect() as unhurried:
+    with impatient.connect() as connection, cluster.proxy.connect() as patient:
         eventually(lambda: not answer(connection).startswith(b"-"))
         with meanwhile(repeated(cluster.publish, EPOCH_EVERY_S)):
             for rows in (HALVES[::-1], ({"slots": "0-16383"}, {"slots": ""}), HALVES):
-                cluster.show(*rows)
+                cluster.write_topology(*rows)
                 for _ in range(20):
                     found = answer(connection)
                     assert found.isdigit() or found.startswith(b"-TRYAGAIN"), found
         address = f":{cluster.ports[1]}".encode()
-        eventually(lambda: connection.call("STATE", "LOCATE", cluster.of(1)).raw, lambda found: address in found)
+        eventually(lambda: connection.call("STATE", "LOCATE", cluster.key_of(1)).raw, lambda found: address in found)
         os.kill(cluster.servers[1].process.pid, signal.SIGSTOP)
         assert answer(connection).startswith(b"-")
-        assert connection.call("GET", cluster.of(0)).value.isdigit()
+        assert connection.call("GET", cluster.key_of(0)).value.isdigit()
         os.kill(cluster.servers[1].process.pid, signal.SIGCONT)
         eventually(lambda: answer(connection), lambda found: not found.startswith(b"-"))
-        eventually(lambda: unhurried.call("STATE", "LOCATE", cluster.of(1)).raw, lambda found: address in found)
+        eventually(lambda: patient.call("STATE", "LOCATE", cluster.key_of(1)).raw, lambda found: address in found)
