@@ -108,7 +108,7 @@ def test_store_that_is_damaged_under_server_mends_itself(tmp_path: Path, damage:
         writer.publish(Change("n", Op.PUT, key.encode(), None, value.encode()) for key, value in VALUES.items())
     with plain_serve(folder, log, port, "--workers", str(workers)) as process:
         readers = Readers(port)
-        eventually(lambda: readers.rounds >= 2, awaited="reads")
+        eventually(lambda: readers.rounds >= 2, awaited="two rounds of reads")
         before = Counter(readers.errors)  # of the start
         (data,) = folder.glob("job/*/data.mdb")
         damage(data)

@@ -46,7 +46,7 @@ def test_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, ki
     fleet.wait_for(_0="0-16383")
     reader = fleet.read()
     wrong = fleet.server(1, "--registry", fleet.record().address, log=other_log(fleet, kind))
-    eventually(lambda: REFUSED in wrong.output, awaited="it is refused")
+    eventually(lambda: REFUSED in wrong.output, awaited="the refusal is logged")
     since = fleet.epoch
     eventually(lambda: fleet.epoch > since + 15, awaited="the job goes on")
     assert {number: slots for number, (_, slots, _) in fleet.nodes().items()} == {0: "0-16383"}
@@ -69,7 +69,7 @@ def test_member_whose_log_is_replaced_answers_nothing_until_it_has_right_one_aga
     leftover = other_log(fleet, "leftover")
     mounted.unlink()
     mounted.symlink_to(leftover)
-    eventually(lambda: REFUSED in second.output, awaited="it is refused")
+    eventually(lambda: REFUSED in second.output, awaited="the refusal is logged")
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
     mounted.unlink()

@@ -26,7 +26,7 @@ def test_standby_takes_over_from_killed_registry_and_steps_back_when_it_is_resta
     fleet.wait_for_all_keys()
 
     fleet.registry()
-    eventually(lambda: standing.output.count("standing by") == 2, awaited="it has stepped back")
+    eventually(lambda: standing.output.count("standing by") == 2, awaited="the standby has stepped back")
     assert fleet.record().term == 3
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")

@@ -51,7 +51,7 @@ def test_servers_of_driver_that_ends_hand_over_to_those_that_stay_and_no_read_fa
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
     reader = fleet.read()
-    eventually(lambda: reader.reads > 100, awaited="reads")
+    eventually(lambda: reader.reads > 100, awaited="a hundred reads")
     with fleet.ask() as driver:
         assert driver.call("END", "mine", timeout_s=WAIT_S_MAX) == "OK"
     assert [each.popen.wait() for each in placed] == [0, 0]
@@ -79,7 +79,7 @@ def test_replica_takes_place_of_master_that_is_killed(doubled: Fleet) -> None:
     doubled.server(1)
     doubled.wait_for(_0="0-16383", _1="replica")
     reader = doubled.read()
-    eventually(lambda: reader.reads > 100, awaited="reads")
+    eventually(lambda: reader.reads > 100, awaited="a hundred reads")
     first.kill()
     doubled.wait_for(_1="0-16383")
     assert doubled.nodes()[0] == ("replica", "", "fail")
@@ -111,7 +111,7 @@ def test_slots_of_killed_server_are_loaded_by_others(fleet: Fleet) -> None:
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
-    eventually(lambda: list(fleet.nodes()) == [0], awaited="it is forgotten")
+    eventually(lambda: list(fleet.nodes()) == [0], awaited="the registry forgets the server")
     reader.stop()
 
 
@@ -179,7 +179,8 @@ def test_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fle
     try:
         epoch = fleet.epoch
         eventually(
-            lambda: all("; still serving clients" in each.output for each in fleet.servers), awaited="servers notice"
+            lambda: all("; still serving clients" in each.output for each in fleet.servers),
+            awaited="the servers log that they serve on",
         )
         eventually(lambda: fleet.epoch > epoch + 5, awaited="epochs go on")
     finally:
@@ -218,7 +219,7 @@ def test_registry_that_has_lost_its_record_learns_from_servers(fleet: Fleet) -> 
     registry.kill()
     os.remove(fleet.log / "registry.json")
     fleet.registry()
-    eventually(lambda: fleet.record().topology, awaited="a topology")
+    eventually(lambda: fleet.record().topology, awaited="the record has a topology")
     assert fleet.record().topology.version == version + 1  # type: ignore[union-attr]
     fleet.wait_for(_0="0-8191", _1="8192-16383")
     reader.stop()

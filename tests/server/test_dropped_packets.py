@@ -131,7 +131,10 @@ def test_retries_of_mute_host_cost_no_request_timeout(tmp_path: Path) -> None:
             assert connection.call("GET", away).plain == b"0"
             other.call("HELLO", "3")
             relay.drop()
-            eventually(lambda: connection.call("GET", away).is_error and relay.accepted > 1, awaited="it is given up")
+            eventually(
+                lambda: connection.call("GET", away).is_error and relay.accepted > 1,
+                awaited="the proxy gives the server up",
+            )
             attempts, answered = relay.accepted, 0
             while relay.accepted < attempts + 3:
                 for client in (connection, other):
@@ -145,7 +148,7 @@ def test_retries_of_mute_host_cost_no_request_timeout(tmp_path: Path) -> None:
             assert answered >= 2 * (relay.accepted - attempts)
             relay.restore()
             for client in (connection, other):
-                eventually(lambda c=client: c.call("GET", away).plain == b"0", awaited="it is back")
+                eventually(lambda c=client: c.call("GET", away).plain == b"0", awaited="its keys are answered")
 
 
 def test_proxy_of_mute_registry_finds_new_servers(tmp_path: Path) -> None:

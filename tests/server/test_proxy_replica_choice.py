@@ -63,7 +63,7 @@ def impatient(halves: Cluster) -> Running:
 
 
 @contextmanager
-def behind(cluster: Cluster, at: int) -> Iterator[None]:
+def applier_stopped(cluster: Cluster, at: int) -> Iterator[None]:
     """Stop the applier of a server, so that the server stays at its epoch; afterwards it reaches the newest one."""
     (applier,) = appliers_of(cluster.servers[at])
     os.kill(applier, signal.SIGSTOP)
@@ -128,14 +128,14 @@ def test_replica_stands_in_for_master_that_is_killed_or_hangs(tmp_path: Path) ->
         with read_meanwhile(cluster):
             cluster.publish(0, 1)
             cluster.servers[0].process.send_signal(signal.SIGSTOP)
-            eventually(lambda: _answers(cluster, 1), awaited="stood in for")
+            eventually(lambda: _answers(cluster, 1), awaited="the replica answers")
             cluster.servers[0].process.send_signal(signal.SIGCONT)
-            eventually(lambda: _answers(cluster, 0), awaited="back")
+            eventually(lambda: _answers(cluster, 0), awaited="the master answers")
             cluster.servers[0].process.kill()
-            eventually(lambda: _answers(cluster, 1), awaited="stood in for")
+            eventually(lambda: _answers(cluster, 1), awaited="the replica answers")
             cluster.publish(1)
             cluster.servers[0] = cluster.start(0)
-            eventually(lambda: _answers(cluster, 0), awaited="back")
+            eventually(lambda: _answers(cluster, 0), awaited="the master answers")
             cluster.publish(0, 1)
 
 
@@ -202,17 +202,17 @@ def test_servers_at_different_epochs_answer_each_client_in_order(halves: Cluster
             os.kill(appliers[slower], signal.SIGSTOP)
             halves.publish(faster)
             # Some read the newer one from then on, and wait for the slower server.
-            eventually(lambda at=faster: halves.shows(at), awaited="it is there")
+            eventually(lambda at=faster: halves.shows(at), awaited="the faster server has the epoch")
             sleep(0.02)
             os.kill(appliers[slower], signal.SIGCONT)
             tell(halves.servers[slower], halves.job, "j")
-            eventually(lambda at=slower: halves.shows(at), awaited="it is there too")
+            eventually(lambda at=slower: halves.shows(at), awaited="the slower server has the epoch")
 
 
 def test_client_that_has_seen_epoch_gets_no_reply_of_server_without_it(halves: Cluster, impatient: Running) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
     with impatient.connect() as client, impatient.connect() as other:
-        with behind(halves, 1):
+        with applier_stopped(halves, 1):
             before = halves.value
             halves.publish(0)
             now = halves.value
@@ -227,7 +227,7 @@ def test_client_that_has_seen_epoch_gets_no_reply_of_server_without_it(halves: C
             assert [other.read().plain for _ in range(2)] == [before, now]
             assert client.call("PING").plain == b"PONG"
             assert client.call("INFO", "server").plain
-        eventually(lambda: client.call("GET", older).plain == now, awaited="it has it too")
+        eventually(lambda: client.call("GET", older).plain == now, awaited="the older value is replaced")
 
 
 @pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "workers"])
@@ -240,7 +240,7 @@ def test_servers_answer_from_newest_common_epoch_without_log(tmp_path: Path, opt
         client = stack.enter_context(proxy.connect())
         cluster.publish(0, 1, 2)
         for each in (newer, older):
-            eventually(lambda key=each: client.call("GET", key).plain == cluster.value, awaited="it is there")
+            eventually(lambda key=each: client.call("GET", key).plain == cluster.value, awaited="the new value")
         (applier,) = appliers_of(cluster.servers[1])
         os.kill(applier, signal.SIGSTOP)
         before = cluster.value
@@ -276,7 +276,7 @@ def test_servers_answer_from_newest_common_epoch_without_log(tmp_path: Path, opt
 def test_transaction_waits_for_common_epoch_up_to_timeout(halves: Cluster) -> None:
     newer, older = halves.key_of(0), halves.key_of(1)
     with halves.proxy.connect() as client:
-        with behind(halves, 1):
+        with applier_stopped(halves, 1):
             halves.publish(0)
             eventually(lambda: client.call("GET", newer).plain == halves.value, awaited="the first server has it")
             client.send(requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)]))
@@ -303,12 +303,12 @@ def test_client_that_has_seen_epoch_is_answered_by_replica_with_it(tmp_path: Pat
 def test_new_owner_answers_once_it_has_old_owners_epoch(halves: Cluster, impatient: Running) -> None:
     key, other = halves.key_of(0), halves.job.keys[1]
     with impatient.connect() as connection:
-        with behind(halves, 1):
+        with applier_stopped(halves, 1):
             halves.publish(0)
             eventually(lambda: connection.call("GET", key).plain == halves.value, awaited="the first server has it")
             halves.move(connection, {"slots": ""}, {"slots": "0-16383"})
             for request in (("GET", key), ("STRLEN", key), ("MGET", key, other), ("DBSIZE",)):
-                eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), awaited="refused")
+                eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), awaited="TRYAGAIN")
         eventually(lambda: not connection.call("GET", key).is_error, awaited="the new owner answers")
         assert connection.call("GET", key).plain == halves.value
     for proxy in (impatient, halves.proxy):
@@ -325,7 +325,7 @@ def test_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_path:
         cluster.job.publish({long: text})
         tell(cluster.servers[0], cluster.job, "j")
         with cluster.proxy.connect() as connection, cluster.proxy.connect() as other:
-            eventually(lambda: connection.call("STRLEN", long).plain == len(text), awaited="it is there")
+            eventually(lambda: connection.call("STRLEN", long).plain == len(text), awaited="the new value")
             asked = [(b"GET", key) for key in (others[0], long, others[1])] * 2 + [(b"MGET", long, others[0])]
             connection.send(requests(asked))
             for key in others:

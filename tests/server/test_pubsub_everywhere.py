@@ -351,11 +351,11 @@ def wait_for_client(server: Running, command: str) -> None:
         eventually(
             lambda: connection.call("CLIENT", "LIST").value,
             lambda clients: b" cmd=%b " % command.encode() in clients,
-            f"nobody sent {command}",
+            f"a client has sent {command}",
         )
 
 
-def test_missing_server_yet_is_asked_for_messages_once_it_is(tmp_path: Path) -> None:
+def test_server_that_starts_later_delivers_messages(tmp_path: Path) -> None:
     with ExitStack() as stack:
         nodes = Nodes(tmp_path, stack, {"slots": "0-16383"})
         proxy = nodes.start_proxy("--server-timeout", "300")

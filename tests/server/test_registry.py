@@ -342,7 +342,7 @@ def test_draining_server_gives_its_slots_away(registry: Callable[..., int]) -> N
     second.report(is_draining=True)
     eventually(lambda: [first.live(), second.live()] == ["0-16383", ""], awaited="all is the first one's")
     second.socket.close()
-    eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, awaited="it is forgotten")
+    eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, awaited="the registry forgets the server")
 
 
 def test_silent_server_has_failed_and_replica_answers(registry: Callable[..., int]) -> None:
@@ -386,7 +386,7 @@ def test_server_without_room_gives_its_slots_to_one_that_has_some(registry: Call
     other.report()
     eventually(lambda: [full.live(), other.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
     full.report(has_room=False)
-    eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], awaited="it has none")
+    eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], awaited="the full server has no slots")
 
 
 def test_driver_ends_its_servers_if_no_other_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_assigned_slots_are_taken_and_reported(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await registry.start())
-        await eventually_async(lambda: registry.reports, awaited="it reports")
+        await eventually_async(lambda: registry.reports, awaited="a report")
         first = registry.reports[0]
         assert (first.id, first.host, first.port, first.topology_version, first.owned_slots) == (
             ME,
@@ -156,13 +156,15 @@ def test_assigned_slots_are_taken_and_reported(tmp_path: Path) -> None:
         )
         assert first.jobs == {"job": Visible("g", 1, 7)}
         registry.assign(topology(5), "0-9000")
-        await eventually_async(lambda: registry.reports[-1].topology_version == 5, awaited="it shows it")
+        await eventually_async(
+            lambda: registry.reports[-1].topology_version == 5, awaited="the server has the topology"
+        )
         assert str(registry.reports[-1].owned_slots) == "0-9000"
         assert registry.reports[-1].has_room
         scene.appliers.has_room = False
         await eventually_async(lambda: not registry.reports[-1].has_room, awaited="its report of a full disk")
         registry.push(b"notice", b"job", 8)
-        await eventually_async(lambda: scene.appliers.noticed == ["job"], awaited="it looks")
+        await eventually_async(lambda: scene.appliers.noticed == ["job"], awaited="the appliers are notified")
         assert list(map(str, scene.desired_slots)) == ["0-9000"]
 
     play(scene, acts)
@@ -173,14 +175,14 @@ def test_registry_of_lower_term_is_not_followed(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await newer.start())
-        await eventually_async(lambda: newer.reports, awaited="it reports")
+        await eventually_async(lambda: newer.reports, awaited="a report")
         newer.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="the server has the topology")
         newer.stop()
         scene.link._configured_address = await older.start()
-        await eventually_async(lambda: older.reports, awaited="it tries the older one")
+        await eventually_async(lambda: older.reports, awaited="a report to the older registry")
         older.assign(topology(6, ""), "")
-        await eventually_async(lambda: len(older.connections) > 1, awaited="it comes again")
+        await eventually_async(lambda: len(older.connections) > 1, awaited="a second connection")
         assert scene.version == 5
         assert str(scene.appliers.owned_slots) == "0-8191"
 
@@ -193,9 +195,9 @@ def test_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, monke
 
     async def acts() -> None:
         scene.write_record(3, await hung.start())
-        await eventually_async(lambda: hung.reports, awaited="it reports")
+        await eventually_async(lambda: hung.reports, awaited="a report")
         hung.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="the server has the topology")
         hung.is_mute = True
         scene.write_record(4, await other.start())
         await eventually_async(lambda: other.reports, awaited="it reports to the other one")
@@ -210,12 +212,12 @@ def test_registry_is_not_left_because_this_process_stood_still(tmp_path: Path, m
 
     async def acts() -> None:
         scene.write_record(3, await registry.start())
-        await eventually_async(lambda: registry.reports, awaited="it reports")
+        await eventually_async(lambda: registry.reports, awaited="a report")
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="the server has the topology")
         time.sleep(1.5)  # on the thread of the event loop, which hears nobody meanwhile
         before = len(registry.reports)
-        await eventually_async(lambda: len(registry.reports) > before + 4, awaited="it goes on reporting")
+        await eventually_async(lambda: len(registry.reports) > before + 4, awaited="more reports")
         assert len(registry.connections) == 1
 
     play(scene, acts)
@@ -226,7 +228,7 @@ def test_server_without_registry_serves_its_recorded_slots(tmp_path: Path) -> No
 
     async def acts() -> None:
         scene.write_record(3, "127.0.0.1:1", topology(5))
-        await eventually_async(lambda: scene.version == 5, awaited="it serves")
+        await eventually_async(lambda: scene.version == 5, awaited="the server has the topology")
         assert list(map(str, scene.desired_slots)) == ["0-8191"]
         await scene.link.drain(1000)  # there is nobody to wait for
 
@@ -238,13 +240,15 @@ def test_server_leaves_once_others_have_its_slots(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await eventually_async(lambda: registry.reports, awaited="it reports")
+        await eventually_async(lambda: registry.reports, awaited="a report")
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="the server has the topology")
         draining = asyncio.create_task(scene.link.drain(1000))
-        await eventually_async(lambda: registry.reports[-1].is_draining, awaited="it says so")
+        await eventually_async(lambda: registry.reports[-1].is_draining, awaited="a report that it drains")
         registry.assign(topology(6, ""), "0-8191")
-        await eventually_async(lambda: registry.reports[-1].topology_version == 6, awaited="it shows it")
+        await eventually_async(
+            lambda: registry.reports[-1].topology_version == 6, awaited="the server has the topology"
+        )
         assert not draining.done()  # others may still send clients here
         registry.assign(topology(6, ""), "")
         await draining
@@ -257,13 +261,13 @@ def test_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: pytes
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await eventually_async(lambda: registry.reports, awaited="it reports")
+        await eventually_async(lambda: registry.reports, awaited="a report")
         for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "desired_slots": ""}'):
             registry.push(b"assignment", 1, text)
         await eventually_async(
-            lambda: caplog.text.count("the registry's assignment is invalid") == 3, awaited="it says so"
+            lambda: caplog.text.count("the registry's assignment is invalid") == 3, awaited="three warnings"
         )
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, awaited="it shows what can be")
+        await eventually_async(lambda: scene.version == 5, awaited="the valid topology")
 
     play(scene, acts)

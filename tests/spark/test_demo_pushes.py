@@ -71,7 +71,7 @@ def test_redis_py_is_notified_of_changes_of_demo(port: int) -> None:
             found = eventually(
                 lambda: pubsub.get_message(ignore_subscribe_messages=True, timeout=1.0),
                 lambda message: message is not None and message["channel"] == channel,
-                f"nothing comes over {channel}",
+                f"a message of {channel}",
             )
             return found["data"]
 
