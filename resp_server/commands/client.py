@@ -28,7 +28,7 @@ REPLY_MODES = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SK
 text_of = lru_cache(1024)(client_text)
 
 TIMEOUT = b"TIMEOUT"
-ALL_CLIENTS: Mapping[str, Any] = {"ids": None, "kind": ""}
+PAUSES_WRITES = {b"WRITE": True, b"ALL": False}
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 
@@ -103,14 +103,16 @@ def client_reply(context: CommandContext, mode: bytes) -> Reply:
 @command("client|info")
 def client_info(context: CommandContext) -> Reply:
     """Returns information about the connection."""
-    return Verbatim(client_line(context.server, context.session, context.now_ms).encode("utf-8", "surrogateescape"))
+    return _text([client_line(context.server, context.session, context.now_ms)])
 
 
 @command("client|list")
 def client_list(context: CommandContext, *options: bytes) -> Reply:
     """Lists open connections."""
-    if not options and context.server.workers is None:
-        return _listed(client_lines.respond(context.server, ALL_CLIENTS))
+    server, now_ms = context.server, context.now_ms
+    if not options and server.workers is None:
+        sessions = server.sessions
+        return _text([client_line(server, sessions[each], now_ms) for each in sorted(sessions)])
     option = options[0].upper() if options else None
     ids: list[int] | None = None
     kind = ""
@@ -124,18 +126,16 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
     def merge(responses: Sequence[list[tuple[int, str]]]) -> Reply:
         rows = list(chain.from_iterable(responses))
         if ids is None:
-            return _listed(rows)
+            return _text([line for _, line in sorted(rows, key=itemgetter(0))])
         lines = dict(rows)
-        return Verbatim("".join([lines[each] for each in ids if each in lines]).encode("utf-8", "surrogateescape"))
+        return _text([lines[each] for each in ids if each in lines])
 
     unique_ids = None if ids is None else list(dict.fromkeys(ids))
-    return context.server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
+    return server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
 
 
-def _listed(rows: list[tuple[int, str]]) -> Reply:
-    """Return the reply with clients' lines, by their ids."""
-    rows.sort(key=itemgetter(0))
-    return Verbatim("".join([line for _, line in rows]).encode("utf-8", "surrogateescape"))
+def _text(lines: Sequence[str]) -> Reply:
+    return Verbatim("".join(lines).encode("utf-8", "surrogateescape"))
 
 
 @worker_query("client lines")
@@ -308,8 +308,8 @@ def _passes_filters(session: Session, filters: Mapping[str, Any], born_ms: int) 
 @command("client|pause")
 def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") -> Reply:
     """Suspends commands processing."""
-    is_for_writes = mode.upper() == b"WRITE"
-    if not is_for_writes and mode.upper() != b"ALL":
+    is_for_writes = PAUSES_WRITES.get(mode.upper())
+    if is_for_writes is None:
         raise GenericError("CLIENT PAUSE mode must be WRITE or ALL")
     try:
         timeout_ms = integer(timeout)
@@ -317,7 +317,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
         raise GenericError("timeout is not an integer or out of range") from None
     if timeout_ms < 0:
         raise GenericError("timeout is negative")
-    until_ms = min(context.server.clock() + timeout_ms, INTEGER_MAX)
+    until_ms = min(context.now_ms + timeout_ms, INTEGER_MAX)
     return context.server.gather(pause_clients, {"until_ms": until_ms, "is_for_writes": is_for_writes}, ok)
 
 

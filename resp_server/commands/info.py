@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -46,27 +46,39 @@ def info(context: CommandContext, *names: bytes) -> Reply:
     requested -= STATE_SECTIONS if context.server.proxy.info_fields is not None else {PROXY}
 
     def merge(responses: Sequence[Mapping[str, Any]]) -> Reply:
-        total = ProcessStats.total(map(ProcessStats.from_json, responses))
-        texts = [
-            _section_text(title, make(context, total)) for name, (title, make) in SECTIONS.items() if name in requested
-        ]
-        return Verbatim("\r\n".join(texts).encode())
+        return _text(context, requested, ProcessStats.total(map(ProcessStats.from_json, responses)))
 
     if requested.isdisjoint(COUNTING):
-        return merge([])
+        return _text(context, requested, ProcessStats())
+    if context.server.workers is None:
+        return _text(context, requested, stats_of_process(context.server))
     return context.server.gather(process_stats, None, merge)
+
+
+def _text(context: CommandContext, requested: Set[str], total: ProcessStats) -> Reply:
+    """Return the text of the requested sections. total: the statistics of all processes."""
+    texts = [
+        _section_text(title, make(context, total)) for name, (title, make) in SECTIONS.items() if name in requested
+    ]
+    return Verbatim("\r\n".join(texts).encode())
 
 
 @worker_query("process stats")
 def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics."""
-    return _stats_of(server, server.stats).to_json()
+    return stats_of_process(server).to_json()
 
 
 @worker_query("process memory")
 def process_memory(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics without those of commands, which are many."""
     return _stats_of(server, Stats()).to_json()
+
+
+def stats_of_process(server: ServerContext) -> ProcessStats:
+    """Return this process's statistics, with its own counters: they go on counting."""
+    server.stats.collect()
+    return _stats_of(server, server.stats)
 
 
 def _stats_of(server: ServerContext, stats: Stats) -> ProcessStats:
@@ -103,7 +115,7 @@ def _requested_sections(names: list[str]) -> set[str]:
 
 
 def _section_text(title: str, section: Section) -> str:
-    return f"# {title}\r\n" + "".join(f"{name}:{value}\r\n" for name, value in section.items())
+    return f"# {title}\r\n" + "".join([f"{name}:{value}\r\n" for name, value in section.items()])
 
 
 def _server(context: CommandContext, total: ProcessStats) -> Section:
@@ -324,7 +336,7 @@ STATS_OF_FORKS_AND_DEFRAGMENTATION: Section = {
 
 
 def _stats(context: CommandContext, total: ProcessStats) -> Section:
-    stats = total.stats
+    stats, applied = total.stats, _applied(context)
     return {
         "total_connections_received": stats.connections_received,
         "total_commands_processed": stats.calls,
@@ -341,8 +353,8 @@ def _stats(context: CommandContext, total: ProcessStats) -> Section:
         "sync_full": 0,
         "sync_partial_ok": 0,
         "sync_partial_err": 0,
-        "expired_subkeys": sum(applied.expired_fields for applied in _applied(context)),
-        "expired_keys": sum(applied.expired_keys for applied in _applied(context)),
+        "expired_subkeys": sum(each.expired_fields for each in applied),
+        "expired_keys": sum(each.expired_keys for each in applied),
         **STATS_OF_EVICTION,
         "keyspace_hits": stats.hits,
         "keyspace_misses": stats.misses,

@@ -171,7 +171,7 @@ INFO_FIELDS = {
     "fresh_batch": "fresh_batch",
     "fresh_age_ms": "fresh_age_ms",
 }
-INFO_NAMES = frozenset(INFO_FIELDS.values())
+INFO_FACTS = tuple(fact for fact in FACTS if fact.name in INFO_FIELDS.values())
 # What INFO says of a fact that a job does not have; `unknown`, if it is not here.
 INFO_NONE = {"held_back_epoch": "none"}
 
@@ -188,7 +188,7 @@ def lag_row_of(visible: VisibleJob, now_ms: int) -> Row:
 
 def info_row_of(visible: VisibleJob, now_ms: int) -> Row:
     """Return the facts of a job's line in INFO."""
-    return {fact.name: fact.of(visible, now_ms) for fact in FACTS if fact.name in INFO_NAMES}
+    return {fact.name: fact.of(visible, now_ms) for fact in INFO_FACTS}
 
 
 def merged_row(rows: Sequence[Row], others: Row) -> Row:

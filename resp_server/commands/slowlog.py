@@ -32,25 +32,16 @@ def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
 
     def merge(responses: Sequence[list[list[Any]]]) -> Reply:
         found = [SlowRequest.from_json(each) for response in responses for each in response]
-        return _rows(found)[:count_max]
+        found.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
+        return _rows(found[:count_max])
 
     return context.server.gather(slow_requests, count_max, merge)
 
 
-def _rows(entries: list[SlowRequest]) -> list[Reply]:
-    """Return rows of requests, the newest first."""
-    entries.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
-    return [_row(each) for each in entries]
-
-
-def _row(entry: SlowRequest) -> Reply:
+def _rows(entries: Sequence[SlowRequest]) -> Reply:
     return [
-        entry.id,
-        entry.at_ms // 1000,
-        entry.microseconds,
-        list(entry.arguments),
-        entry.address.encode(),
-        entry.name,
+        (number, at_ms // 1000, microseconds, arguments, address.encode(), name)
+        for number, at_ms, microseconds, arguments, address, name in entries
     ]
 
 

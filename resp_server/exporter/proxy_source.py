@@ -11,11 +11,10 @@ from resp_server.backends.servers.job_merge import merged_jobs, rows_in
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import JOBS, StateClusters
 from resp_server.commands.fact_merges import Row
-from resp_server.commands.info import process_stats
+from resp_server.commands.info import stats_of_process
 from resp_server.exporter.samples import add_clients, add_jobs, add_process, add_state_cluster, add_upstream
 from resp_server.exporter.scrape import Scrape
 from resp_server.exporter.sources import Readiness, Source
-from resp_server.metrics.process_stats import ProcessStats
 from resp_server.raw_replies.answers import await_in_task
 from resp_server.raw_replies.raw_reply import as_bytes, is_error
 from resp_server.serving.server import Server
@@ -41,7 +40,7 @@ class ProxySource(Source):
 
     async def scrape(self) -> Scrape:
         scrape, context = Scrape(), self._context
-        total = ProcessStats.from_json(process_stats.respond(context, None))
+        total = stats_of_process(context)
         add_process(scrape, total, context.process.started_ms)
         add_clients(scrape, total, context.config.maxclients)
         add_jobs(scrape, await self._listed_jobs())

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from resp_server.commands.info import process_stats
+from resp_server.commands.info import stats_of_process
 from resp_server.commands.job_query import jobs_query
 from resp_server.exporter.samples import add_clients, add_process, add_server
 from resp_server.exporter.scrape import Scrape
@@ -53,7 +53,7 @@ class ServerSource(Source):
 
     async def scrape(self) -> Scrape:
         scrape, context = Scrape(), self._context
-        total = ProcessStats.from_json(process_stats.respond(context, None))
+        total = stats_of_process(context)
         answer = jobs_query.respond(context, None)
         add_process(scrape, total, context.process.started_ms)
         add_clients(scrape, total, context.config.maxclients)

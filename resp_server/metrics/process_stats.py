@@ -13,6 +13,9 @@ from resp_server.metrics.stats import Stats
 
 # The usage of the calling thread, the event loop's, where the system measures it.
 THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Standard: seven numbers of at most 20 digits.
+STATM_BYTES_MAX = 256
 
 
 @dataclass
@@ -101,9 +104,11 @@ class Memory(NamedTuple):
 def memory_now() -> Memory:
     """Return the memory of this process; zeros where the system does not report it."""
     try:
-        with open("/proc/self/statm") as statm:
-            pages = statm.read().split()
+        file = os.open("/proc/self/statm", os.O_RDONLY)  # `open` takes three times as long
     except OSError:
         return Memory(0, 0)
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    return Memory(int(pages[1]) * page_bytes, int(pages[2]) * page_bytes)
+    try:
+        pages = os.read(file, STATM_BYTES_MAX).split()
+    finally:
+        os.close(file)
+    return Memory(int(pages[1]) * PAGE_BYTES, int(pages[2]) * PAGE_BYTES)

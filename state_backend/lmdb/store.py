@@ -125,6 +125,7 @@ class LmdbStore(Store):
         self.event_batch_bytes = EVENT_BATCH_BYTES
         self.events_bytes_max = EVENTS_BYTES_MAX
         self._pages = pages_of(self._env, self._file)
+        self._used, self._used_at = (0, 0), -1  # `used_bytes`, and the id of the transaction that it was read in
         if is_reader:
             self._populate()
         else:
@@ -411,10 +412,13 @@ class LmdbStore(Store):
     def used_bytes(self) -> tuple[int, int]:
         """Return the bytes of used and of free pages of the file."""
         with self._translated_errors(lmdb.Error), self._env.begin() as txn:
-            stats = [txn.stat(table) for table in self.tables]
-            pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-            page_bytes = stats[0]["psize"]
-            return pages * page_bytes, (self._env.info()["last_pgno"] + 1 - pages) * page_bytes
+            if txn.id() != self._used_at:  # it was written to since the last call
+                stats = [txn.stat(table) for table in self.tables]
+                pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+                page_bytes = stats[0]["psize"]
+                self._used = pages * page_bytes, (self._env.info()["last_pgno"] + 1 - pages) * page_bytes
+                self._used_at = txn.id()
+            return self._used
 
     def copy_to(self, path: Path) -> None:
         """Copy the store without its free pages. The folder appears when the copy is complete."""
