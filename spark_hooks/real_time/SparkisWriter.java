@@ -34,8 +34,9 @@ import org.slf4j.LoggerFactory;
  * STATE FRESH CLOSE job run batch partition sent dropped
  * </pre>
  *
- * <p>The query never waits for a server. Rows that a server cannot take are dropped and counted: the commit of the
- * batch shows their values. A server that is away is connected again within the batch; it gets the rows from then on.
+ * <p>The query never waits for a server. Rows wait while a server does not open their batch, because it does not know
+ * the job yet, for example. Rows that a server cannot take are dropped and counted: the commit of the batch shows their
+ * values. A server that is away is connected again within the batch; it gets the rows from then on.
  *
  * <p>The source uses no lambdas and no inferred types, so that Janino compiles it as well as javac. For the same reason
  * the class has a parameter, which is always {@code Row}: Janino makes no bridge methods.
@@ -158,6 +159,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         final ArrayDeque<Frame> frames = new ArrayDeque<Frame>();
         int connection = -1; // on which it was opened
         long refusedAtMs;
+        String error; // with which it was refused last
         boolean isRefused;
         boolean isClosed;
         boolean hasClose;
@@ -184,11 +186,15 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
             sent++;
         }
 
-        /** Drop the rows that wait. */
-        void drop() {
+        /** Drop the rows that wait; return their bytes. */
+        int drop() {
+            int bytes = 0;
             while (!frames.isEmpty()) {
-                count(((Frame) frames.removeFirst()).rows);
+                Frame frame = (Frame) frames.removeFirst();
+                count(frame.rows);
+                bytes += frame.size();
             }
+            return bytes;
         }
 
         /** Count rows that were to be sent as dropped. */
@@ -206,6 +212,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
         private int waitingBytes;
         private boolean isAway;
         private boolean isWaiting;
+        private boolean hasRefused; // a batch, which it is asked to open again
         // Of the thread.
         private Socket socket;
         private DataInputStream replies;
@@ -280,7 +287,7 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
                 while (true) {
                     synchronized (this) {
                         if (!isWaiting) {
-                            wait(IDLE_MS_MAX);
+                            wait(hasRefused ? RETRY_MS : IDLE_MS_MAX);
                         }
                     }
                     Thread.sleep(FLUSH_MS);
@@ -372,31 +379,38 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
             }
         }
 
-        /** Return the requests for what waits, in order. */
+        /** Return the requests for what waits, in order. Rows follow the reply to the request that opens their batch. */
         private synchronized List<Request> taken() {
             List<Request> requests = new ArrayList<Request>();
             isAway = false;
+            isWaiting = false;
+            hasRefused = false;
             for (Object each : new ArrayList<Stream>(streams.keySet())) {
                 Stream stream = (Stream) each;
-                if (stream.isRefused && System.currentTimeMillis() - stream.refusedAtMs < RETRY_MS) {
-                    stream.drop();
-                } else if (stream.connection != connection) {
+                if (stream.connection == connection) {
+                    take(stream, requests);
+                } else if (stream.isRefused && System.currentTimeMillis() - stream.refusedAtMs < RETRY_MS) {
+                    hasRefused = true;
+                } else {
                     open(stream, requests);
-                }
-                while (!stream.frames.isEmpty()) {
-                    Frame frame = (Frame) stream.frames.removeFirst();
-                    requests.add(new Request(stream, "ROWS", frame.toByteArray(), frame.rows));
-                }
-                if (stream.isClosed) {
-                    streams.remove(stream);
-                    if (stream.hasClose && !stream.isRefused) {
-                        requests.add(new Request(stream, "CLOSE", null, 0));
-                    }
+                    isWaiting = true;
                 }
             }
-            waitingBytes = 0;
-            isWaiting = false;
             return requests;
+        }
+
+        private void take(Stream stream, List<Request> requests) {
+            while (!stream.frames.isEmpty()) {
+                Frame frame = (Frame) stream.frames.removeFirst();
+                requests.add(new Request(stream, "ROWS", frame.toByteArray(), frame.rows));
+                waitingBytes -= frame.size();
+            }
+            if (stream.isClosed) {
+                streams.remove(stream);
+                if (stream.hasClose) {
+                    requests.add(new Request(stream, "CLOSE", null, 0));
+                }
+            }
         }
 
         private void open(Stream stream, List<Request> requests) {
@@ -467,11 +481,12 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
             }
         }
 
-        /** Drop the rows of a partition until the server is asked again: the job may be new to it, for example. */
+        /** Let the rows of a partition wait until the server is asked again, unless the partition has ended. */
         private synchronized void refuse(Request request, String error) {
             Stream stream = request.stream;
-            if (!stream.isRefused) {
+            if (!error.equals(stream.error)) {
                 String[] names = stream.names;
+                stream.error = error;
                 LOG.warn("{} takes no rows of job {}, batch {}, partition {}: {}",
                     new Object[] {address, names[0], names[2], names[3], error});
             }
@@ -479,6 +494,10 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
             stream.refusedAtMs = System.currentTimeMillis();
             stream.connection = -1;
             stream.count(request.rows);
+            if (stream.isClosed) {
+                waitingBytes -= stream.drop();
+                streams.remove(stream);
+            }
         }
 
         /** Read one reply; return its error, or null. */

@@ -9,29 +9,31 @@ from contextlib import contextmanager
 from itertools import count as numbers_from
 from pathlib import Path
 from random import Random
+from time import monotonic
 
 from tests.adversity.scene import Process
 from tests.kafka.broker import Broker, Message
 
 KEYS = 50
-# 2,000 messages a second.
-MESSAGES_EACH, PAUSE_S = 100, 0.05
+MESSAGES_PER_S, PAUSE_S = 2_000, 0.05
 
 
 class Producing:
     """Writes messages until it is stopped. written: how many so far."""
 
-    def __init__(self, kafka: Broker, topic: str, messages_each: int = MESSAGES_EACH) -> None:
+    def __init__(self, kafka: Broker, topic: str, messages_per_s: int = MESSAGES_PER_S) -> None:
         self.written = 0
-        self._kafka, self._topic, self._messages_each = kafka, topic, messages_each
+        self._kafka, self._topic, self._messages_per_s = kafka, topic, messages_per_s
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         random, numbers, producer = Random(1), numbers_from(), self._kafka.producer()
+        began_s = monotonic()
         while not self._is_over.wait(PAUSE_S):
-            keys = random.choices(range(KEYS), k=self._messages_each)
+            due = round((monotonic() - began_s) * self._messages_per_s) - self.written
+            keys = random.choices(range(KEYS), k=due)
             messages = [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys]
             self._kafka.write(self._topic, messages, producer)
             self.written += len(keys)

@@ -26,7 +26,7 @@ from benchmarks import processes
 from spark_hooks.serving.detached_endpoint import DetachedEndpoint
 from tests.kafka.broker import CONNECTOR, broker
 from tests.kafka.job import ATTACHED, FOR_REAL_TIME, PROVIDER, PROVIDERS, Orders, by_key, messages
-from tests.kafka.scene import PAUSE_S, Producing
+from tests.kafka.scene import Producing
 from tests.spark.micro_batches import local_session
 
 TOPIC = "soak"
@@ -93,7 +93,7 @@ def run(minutes: float, rate: int, folder: Path) -> list[str]:
         trigger: Any = {"realTime": BATCH}
         writer = writer.queryName(ATTACHED).option("checkpointLocation", str(folder / "checkpoint"))
         query = writer.trigger(**trigger).start()
-        producing = Producing(kafka, TOPIC, round(rate * PAUSE_S))
+        producing = Producing(kafka, TOPIC, rate)
         began_s = time.monotonic()
         try:
             for number in range(1, SAMPLES + 1):

@@ -19,23 +19,24 @@ from compat.waiting import eventually
 from spark_hooks.serving import endpoints
 from tests.kafka.broker import Broker, Message
 from tests.kafka.messages import wait_until_read
-from tests.kafka.page import PAGE, job_of, produce, wait_for_reads
+from tests.kafka.page import Page
 
-[TABLE] = re.findall(r"^  ```python\n(.*?)^  ```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = Page("kafka.md")
+[TABLE] = re.findall(r"^  ```python\n(.*?)^  ```", PAGE.text, re.MULTILINE | re.DOTALL)
 KEYS = 60
 
 
 def test_page_has_shown_output(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
     kafka.create("orders")
     port = free_port()
-    job, waits, rest = job_of(kafka, port, tmp_path).partition("query.awaitTermination()")
+    job, waits, rest = PAGE.job(kafka, port, tmp_path).partition("query.awaitTermination()")
     assert waits and not rest.strip()
     names: dict[str, Any] = {}
     exec(compile(job, "docs/kafka.md", "exec"), names)
     try:
-        produce(kafka)
+        PAGE.produce(kafka)
         wait_until_read(names["query"], kafka, "orders")
-        wait_for_reads(port)
+        PAGE.wait_for_reads(port, 4)
     finally:
         names["query"].stop()
         for endpoint in endpoints.of_log(str(tmp_path / "sparkis-log")):

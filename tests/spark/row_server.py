@@ -27,12 +27,15 @@ class Sent(NamedTuple):
 
 
 class RowServer:
-    """Accepts connections at a port of its own. error: the reply to each request that is no AUTH; empty: OK."""
+    """Accepts connections at a port of its own.
+
+    error: The reply to each request that is no AUTH; empty: OK. refused: How many requests got an error.
+    """
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.logins: list[bytes] = []
-        self.error = ""
+        self.error, self.refused = "", 0
         self.port = 0
         self._connections: set[socket.socket] = set()
         self.begin()
@@ -95,6 +98,7 @@ class RowServer:
                     name = verb.decode()
                     self.sent.append(Sent(name, job.decode(), run.decode(), int(batch), int(partition), content))
                 connection.sendall(f"-{self.error}\r\n".encode() if self.error else b"+OK\r\n")
+                self.refused += bool(self.error)
 
 
 def rows_of(content: bytes, schema: bytes) -> list[dict[str, Any]]:

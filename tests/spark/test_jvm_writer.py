@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from compat.waiting import eventually
 from spark_hooks.real_time.jvm_writer import JvmWriter
 from spark_hooks.real_time.servers import Servers
-from tests.spark.micro_batches import Batches
+from tests.spark.micro_batches import Batches, Settings
+from tests.spark.real_time import SETTINGS, MemoryRows
 from tests.spark.row_server import RowServer
 
 ROOT = Path(__file__).parents[2]
@@ -122,15 +124,37 @@ def test_server_that_was_away_gets_rows_when_it_is_back(rows: Batches, server: R
     assert 1 not in eventually(one_more, lambda seen: len(seen) > 1)
 
 
-def test_rows_that_server_refuses_are_counted_in_no_close(rows: Batches, server: RowServer, start: Start) -> None:
-    server.error = "ERR unknown job"
+def test_batch_after_refused_one_arrives(rows: Batches, server: RowServer, start: Start) -> None:
+    server.error = "ERR no such job"
     rows.add({"k": "a", "n": 0})
     query, _ = start([server.address])
+    eventually(lambda: server.refused, bool, awaited="a refusal")
     server.error = ""
     rows.add({"k": "a", "n": 1})
     query.processAllAvailable()
     eventually(lambda: server.closed(1), bool)
     assert [row["n"] for row in server.rows(batch=1)] == [1]
+
+
+def test_rows_wait_for_server_that_does_not_know_job_yet(
+    spark: SparkSession, settings: Settings, server: RowServer, tmp_path: Path
+) -> None:
+    settings(SETTINGS)
+    source = MemoryRows(spark, "k string, n int")
+    counts = source.df.groupBy("k").agg(F.max("n").alias("n"))
+    sink = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    JvmWriter(spark, JOB, counts.schema.json(), Servers([f"redis://{server.address}"])).set_on(sink)
+    server.error = "ERR no such job"
+    query = sink.trigger(realTime="10 minutes").start()
+    try:
+        for number in range(3):
+            source.add({"k": "a", "n": number})
+            refused = server.refused
+            eventually(lambda: server.refused, lambda found: found > refused, awaited="another refusal")  # noqa: B023
+        server.error = ""
+        eventually(server.rows, lambda found: found == [{"k": "a", "n": number} for number in range(3)])
+    finally:
+        query.stop()
 
 
 def test_next_batch_goes_to_servers_that_are_set(rows: Batches, server: RowServer, start: Start) -> None:
