@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import compress
@@ -42,6 +43,12 @@ CLASSES = Path(sys.prefix) / "spark.jsa"
 if CLASSES.exists() and CLASSES.stat().st_size:
     SHORT_LIVED_JVM += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JVM)
+
+# The folders of tests are in memory, if it has room for them: logs sync each file that they write, and the tests would
+# wait for a disk much of the time. (Measured: 5 ms a sync there, 0.1 ms here.)
+IN_MEMORY, ROOM_BYTES = Path("/dev/shm"), 8 << 30
+if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 # Our programs that tests start are forks, unless a test says otherwise.
 use_forks()
