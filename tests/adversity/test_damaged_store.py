@@ -24,7 +24,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
-VALUES = {f"job:n:{number}": f"value {number} " * 20 for number in range(3000)}
+VALUES = {f"job:n:{number}": f"value {number} " * 20 for number in range(300)}
 SPOILED = 77
 
 

@@ -24,8 +24,8 @@ KEY = b"job:temp:a"
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:a\r\n"
 HGETALL = b"*2\r\n$7\r\nHGETALL\r\n$9\r\njob:map:a\r\n"
 FOLLOW = b"*2\r\n$5\r\nSTATE\r\n$6\r\nFOLLOW\r\n"
-FIELDS = 5000
-EPOCHS = 60
+FIELDS = 1500  # three steps of a reply
+EPOCHS = 30
 
 
 def publish(store: Store, epoch: int, *, term: int = 1) -> None:

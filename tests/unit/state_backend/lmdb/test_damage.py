@@ -147,7 +147,7 @@ def in_a_child(work: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("flips", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [20, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_verifying_store_survives_any_bit_flip(followed: Followed, tmp_path: Path, flips: int) -> None:
     """Of a file with a flipped bit either it is told, or every answer is right; a crash is told by the system."""
     followed.applier.close()
