@@ -69,6 +69,7 @@ check: $(READY) $(DEPLOY)/.ready ## check format, lint, types, import rules, and
 	$(VENV_PYTHON) scripts/lint_imports.py
 	$(VENV_PYTHON) scripts/lint_command_names.py
 	$(VENV_PYTHON) scripts/lint_sizes.py
+	$(VENV_PYTHON) scripts/lint_class_names.py
 	$(DEPLOY)/bin/python scripts/lint_deploy.py
 
 test: setup-test ## run the tests; ARGS go to pytest

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import temporary_folder
-from state_backend.lmdb import fast_values, record_format, record_reader
-from state_backend.lmdb.fast_values import FastValues
+from state_backend.lmdb import bulk_writer, record_format, record_reader
+from state_backend.lmdb.bulk_writer import BulkWriter
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -102,21 +102,21 @@ def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
 
 
 def _writes(options: Options, folder: Path) -> Iterator[Row]:
-    original = FastValues.put_run
-    unchecked = _without(original, fast_values)
+    original = BulkWriter.put_run
+    unchecked = _without(original, bulk_writer)
     changes = max(10_000, int(CHANGES * options.scale))
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: apply, round {number + 1} of {options.rounds}")
         pair = []
         for side, function in enumerate((original, unchecked)):
-            FastValues.put_run = function  # type: ignore[method-assign]
+            BulkWriter.put_run = function  # type: ignore[method-assign]
             store = LmdbStore(folder / f"{number}-{side}", "g")
             store._pages = None  # the compiled core always makes checksums
             _apply(store, range(changes), b"0")
             pair.append(_apply(store, range(changes), b"1") / changes * 1e6)
             store.close()
-        FastValues.put_run = original  # type: ignore[method-assign]
+        BulkWriter.put_run = original  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
     yield compared_row(
         "apply a change of a value", "checksums", pairs, unit="us", better="less", peer_name="without checksums",

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from compat.conformance.judge import Deviations
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.settings.server import REDIS_VERSION
@@ -156,7 +156,7 @@ def _proxy(command: Command) -> str:
     answered_by = command.answered_without_upstream
     if answered_by is AnsweredBy.STATES and command.policy.is_split_by_slot:
         return "the keys' servers, split"
-    return "the servers in turn" if command.policy.role is Role.SCAN else ANSWERED_BY[answered_by]
+    return "the servers in turn" if command.policy.special is SpecialCommand.SCAN else ANSWERED_BY[answered_by]
 
 
 def main(arguments: Sequence[str]) -> int:

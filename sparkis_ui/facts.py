@@ -254,7 +254,7 @@ def slow_requests_of(reply: Any) -> list[SlowRequest]:
 
 
 @dataclass(frozen=True)
-class Event:
+class LatencyEvent:
     """A row of LATENCY LATEST: an event's last time, and its last and longest duration."""
 
     name: str
@@ -263,9 +263,9 @@ class Event:
     longest_ms: int
 
 
-def events_of(reply: Any) -> list[Event]:
+def events_of(reply: Any) -> list[LatencyEvent]:
     """Return the rows of LATENCY LATEST."""
-    return [Event(text_of(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in reply]
+    return [LatencyEvent(text_of(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in reply]
 
 
 @dataclass(frozen=True)

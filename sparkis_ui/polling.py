@@ -81,7 +81,7 @@ class EndpointState:
     states: dict[str, list[facts.State]] = field(default_factory=dict)
     cluster: Cluster = field(default_factory=Cluster)
     slow: list[facts.SlowRequest] = field(default_factory=list)
-    events: list[facts.Event] = field(default_factory=list)
+    events: list[facts.LatencyEvent] = field(default_factory=list)
     commands: list[facts.Command] = field(default_factory=list)
     clients: list[dict[str, str]] = field(default_factory=list)
     users: list[facts.User] = field(default_factory=list)

@@ -43,7 +43,7 @@ INVALIDATE = b"__redis__:invalidate"
 CHANNEL = b"__keyspace@0__:"
 
 
-class Event(NamedTuple):
+class KeyEvent(NamedTuple):
     """A keyspace notification, and the patterns for which it came."""
 
     at_s: float
@@ -137,7 +137,7 @@ class Watcher:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.keys: dict[bytes, Watched] = {}
-        self.events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self.events: deque[KeyEvent] = deque(maxlen=EVENTS_MAX)
         self.version = 0
         self.error = ""
         self._changed = asyncio.Condition()
@@ -176,7 +176,7 @@ class Watcher:
         """Return the keys that were found for a pattern, those that changed last first."""
         return sorted(self._keys_of.get(pattern, ()), key=lambda key: -self.keys[key].changed_s)
 
-    def events_of(self, patterns: Iterable[bytes]) -> list[Event]:
+    def events_of(self, patterns: Iterable[bytes]) -> list[KeyEvent]:
         """Return the notifications of keys that match some patterns, the last one first."""
         wanted = set(patterns)
         return [event for event in self.events if event.patterns & wanted]
@@ -306,7 +306,7 @@ class Watcher:
         if last is not None and (last.key, last.name) == (key, name) and pattern not in last.patterns:
             last.patterns.add(pattern)
         else:
-            self.events.appendleft(Event(time.time(), key, name, {pattern}))
+            self.events.appendleft(KeyEvent(time.time(), key, name, {pattern}))
 
     async def _read(self, watched: Watched) -> None:
         for _ in range(3):  # one stale address is normal after a move

@@ -6,7 +6,7 @@ import re
 from enum import Enum, auto
 from typing import NamedTuple
 
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command
 
 # The share of the time without tracking that a read of a tracking connection may take.
@@ -74,9 +74,9 @@ def budget_of(work: Work, *, is_direct: bool) -> Budget:
 def work_of(command: Command, variant: str = "") -> Work:
     """Return the work of a command, from its row."""
     facts = command.facts
-    if command.policy.role is Role.INFO:
+    if command.policy.special is SpecialCommand.INFO:
         return Work.INFO_SECTION if variant else Work.INFO_ALL
-    if command.policy.role is Role.EXEC:
+    if command.policy.special is SpecialCommand.EXEC:
         return Work.TRANSACTION
     if not facts.key_specs or all("not_key" in spec["flags"] for spec in facts.key_specs):
         return Work.OWN

@@ -184,7 +184,7 @@ class Exchange:
 
 def served() -> list[Command]:
     """Return Redis' commands that are served, in the table's order."""
-    return [each for each in command_table().with_subcommands() if each.handler and each.handler.own is None]
+    return [each for each in command_table().with_subcommands() if each.handler and each.handler.ours is None]
 
 
 def exchanges(prefix: str) -> Iterator[Exchange]:

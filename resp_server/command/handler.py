@@ -185,14 +185,14 @@ class CommandHandler:
 
     Args:
         summary: None: that of the reference table.
-        own: The facts of a command that Redis does not have.
+        ours: The facts of a command that Redis does not have.
     """
 
     name: str
     body: Body
     parameters: Parameters
     summary: str | None = None
-    own: CommandSpec | None = None
+    ours: CommandSpec | None = None
 
     def __call__(self, *arguments: Any) -> Reply:
         return self.body(*arguments)
@@ -203,16 +203,16 @@ class CommandHandler:
         return self.parameters.arity(1 + self.name.count("|"))
 
 
-def command(name: str, own: CommandSpec | None = None) -> Callable[[Body], CommandHandler]:
+def command(name: str, ours: CommandSpec | None = None) -> Callable[[Body], CommandHandler]:
     """Declare a function as a command (`get`) or a subcommand (`client|id`).
 
     Args:
-        own: The facts of a command that Redis does not have, without arity and summary.
+        ours: The facts of a command that Redis does not have, without arity and summary.
     """
 
     def declare(body: Body) -> CommandHandler:
         summary = (body.__doc__ or "").partition("\n")[0].strip()
-        return CommandHandler(name, body, Parameters.of(body), summary, own)
+        return CommandHandler(name, body, Parameters.of(body), summary, ours)
 
     return declare
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from resp_server.command.command_facts import tells_all_keys
 from resp_server.command.keys import KeyRange, key_ranges, single_key_position
 from resp_server.command.policies import MOST_USED, NO_POLICY, policy_of
-from resp_server.command.policy import ROLES_FORWARDED_TO_UPSTREAM, AnsweredBy, Policy, Role, UpstreamDenial
+from resp_server.command.policy import FORWARDED_TO_UPSTREAM, AnsweredBy, Policy, SpecialCommand, UpstreamDenial
 from resp_server.command.spec import CommandSpec
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
@@ -73,7 +73,7 @@ class UpstreamForwardSpec(NamedTuple):
     Args:
         publishes: Its requests may send messages.
         keys: The keys of its requests, whose owners decide about them; empty: the upstream answers it.
-        role: WATCH, which needs a connection of the client's own.
+        special: WATCH, which needs a connection of the client's own.
         is_container: Only a request without a subcommand is one of this command.
         queued_arity: The arity of requests that the upstream queues after MULTI; 0: it queues none.
     """
@@ -82,7 +82,7 @@ class UpstreamForwardSpec(NamedTuple):
     is_read: bool
     publishes: bool
     keys: Sequence[KeyRange]
-    role: Role | None
+    special: SpecialCommand | None
     is_container: bool
     queued_arity: int
 
@@ -92,11 +92,11 @@ class OverlayCommands:
 
     Args:
         allowed: Denied commands that go to the upstream.
-        own: Other denied commands, which the proxy answers.
+        answered_here: Other denied commands, which the proxy answers.
     """
 
-    def __init__(self, table: CommandTable, allowed: Collection[str] = (), own: Collection[str] = ()) -> None:
-        self._table, self._allowed, self._own = table, allowed, own
+    def __init__(self, table: CommandTable, allowed: Collection[str] = (), answered_here: Collection[str] = ()) -> None:
+        self._table, self._allowed, self._answered_here = table, allowed, answered_here
         self._upstream_facts: Mapping[str, CommandSpec] = {}
         self._routed = BySpelling(lambda typed: self._find(typed.lower().decode("utf-8", "replace")))
 
@@ -137,7 +137,7 @@ class OverlayCommands:
             if routed is not None and keys is not None:
                 facts, policy = routed.facts, routed.policy
                 arity = facts.arity if "no_multi" not in facts.flags and self._is_known(name) else 0
-                row = (name, routed.is_read, policy.publishes, keys, policy.role, bool(facts.subcommands), arity)
+                row = (name, routed.is_read, policy.publishes, keys, policy.special, bool(facts.subcommands), arity)
                 found.append(UpstreamForwardSpec(*row))
         return found
 
@@ -160,7 +160,7 @@ class OverlayCommands:
         policy = policy_of(name)
         is_denied = policy.denial is not UpstreamDenial.NO
         is_allowed = is_denied and (name in self._allowed or container in self._allowed)
-        if is_denied and not is_allowed and name not in self._own:
+        if is_denied and not is_allowed and name not in self._answered_here:
             routing = Routing.DENIED
         elif policy.answered_by is not None and not is_allowed:
             routing = Routing.BY_ROW
@@ -189,12 +189,14 @@ def _forwarded_keys(routed: OverlayCommand) -> Sequence[KeyRange] | None:
     facts, policy = routed.facts, routed.policy
     if routed.answered_by_row is AnsweredBy.ALL_KEYS:
         return ()
-    needs_own = "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
+    needs_dedicated = (
+        "blocking" in facts.flags or policy.waits_for_writes or policy.kills_a_script or routed.is_subscription
+    )
     if (
-        needs_own
+        needs_dedicated
         or policy.changes_replication
         or policy.writes_other_database
-        or policy.role not in ROLES_FORWARDED_TO_UPSTREAM
+        or policy.special not in FORWARDED_TO_UPSTREAM
     ):
         return None
     if routed.needs_getkeys:

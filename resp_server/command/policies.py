@@ -15,10 +15,10 @@ from resp_server.command.policy import (
     Comparison,
     FieldCommand,
     FieldKind,
-    Joined,
     Policy,
     Redaction,
-    Role,
+    ReplyMerge,
+    SpecialCommand,
     Split,
     UpstreamDenial,
     ValueSet,
@@ -30,9 +30,9 @@ from resp_server.protocol.errors import NoScriptError, cluster_disabled
 _LOCAL = AnsweredBy.LOCAL
 _NOT_COMPARED = Policy(comparison=Comparison.NEVER)
 _UNORDERED = Policy(comparison=Comparison.UNORDERED)
-_OF_FIELDS = Split(Joined.LIST, prefix_size=3, is_counted=True)
-_OF_MEMBERS = Policy(split=Split(Joined.LIST, prefix_size=1))
-_SUMMED = Split(Joined.SUM, is_by_slot=True)
+_OF_FIELDS = Split(ReplyMerge.LIST, prefix_size=3, is_counted=True)
+_OF_MEMBERS = Policy(split=Split(ReplyMerge.LIST, prefix_size=1))
+_SUMMED = Split(ReplyMerge.SUM, is_by_slot=True)
 _NOT_CACHED = Policy(is_cacheable=False)
 _DENIED_BY_DEFAULT = Policy(denial=UpstreamDenial.UNLESS_ALLOWED)
 _ALWAYS_DENIED = Policy(denial=UpstreamDenial.ALWAYS)
@@ -40,7 +40,7 @@ _ALWAYS_DENIED = Policy(denial=UpstreamDenial.ALWAYS)
 
 def _subscribing(verb: Verb, kind: bytes) -> Policy:
     return Policy(
-        answered_by=_LOCAL, split=Split(Joined.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
+        answered_by=_LOCAL, split=Split(ReplyMerge.FRAMES), channels=Channels(verb, kind), runs_while_subscribed=True
     )
 
 
@@ -57,40 +57,44 @@ def _state(
 POLICIES: Mapping[str, Policy] = {
     # -- connections and transactions
     "asking": Policy(answered_by=_LOCAL),
-    "auth": Policy(role=Role.AUTH, answered_by=_LOCAL, redaction=Redaction.ALL),
+    "auth": Policy(special=SpecialCommand.AUTH, answered_by=_LOCAL, redaction=Redaction.ALL),
     "client": Policy(answered_by=_LOCAL, keeps_caching=True),
-    "client|caching": Policy(role=Role.CLIENT_CACHING, answered_by=_LOCAL, keeps_caching=True),
-    "client|reply": Policy(role=Role.CLIENT_REPLY, answered_by=_LOCAL, keeps_caching=True, runs_in_transaction=False),
-    "client|tracking": Policy(role=Role.CLIENT_TRACKING, answered_by=_LOCAL, keeps_caching=True),
-    "client|unblock": Policy(role=Role.CLIENT_UNBLOCK, answered_by=_LOCAL, keeps_caching=True),
-    "discard": Policy(role=Role.DISCARD, answered_by=_LOCAL, is_queued=False),
+    "client|caching": Policy(special=SpecialCommand.CLIENT_CACHING, answered_by=_LOCAL, keeps_caching=True),
+    "client|reply": Policy(
+        special=SpecialCommand.CLIENT_REPLY, answered_by=_LOCAL, keeps_caching=True, runs_in_transaction=False
+    ),
+    "client|tracking": Policy(special=SpecialCommand.CLIENT_TRACKING, answered_by=_LOCAL, keeps_caching=True),
+    "client|unblock": Policy(special=SpecialCommand.CLIENT_UNBLOCK, answered_by=_LOCAL, keeps_caching=True),
+    "discard": Policy(special=SpecialCommand.DISCARD, answered_by=_LOCAL, is_queued=False),
     "echo": Policy(answered_by=_LOCAL),
-    "exec": Policy(role=Role.EXEC, answered_by=_LOCAL, is_queued=False),
-    "hello": Policy(role=Role.HELLO, answered_by=_LOCAL, runs_in_transaction=False, redaction=Redaction.CREDENTIALS),
-    "multi": Policy(role=Role.MULTI, answered_by=_LOCAL, is_queued=False),
+    "exec": Policy(special=SpecialCommand.EXEC, answered_by=_LOCAL, is_queued=False),
+    "hello": Policy(
+        special=SpecialCommand.HELLO, answered_by=_LOCAL, runs_in_transaction=False, redaction=Redaction.CREDENTIALS
+    ),
+    "multi": Policy(special=SpecialCommand.MULTI, answered_by=_LOCAL, is_queued=False),
     "ping": Policy(answered_by=_LOCAL, runs_while_subscribed=True),
     "quit": Policy(answered_by=_LOCAL, is_queued=False, runs_while_subscribed=True),
     "readonly": Policy(answered_by=_LOCAL),
     "readwrite": Policy(answered_by=_LOCAL),
-    "reset": Policy(role=Role.RESET, answered_by=_LOCAL, is_queued=False, runs_while_subscribed=True),
-    "select": Policy(role=Role.SELECT, answered_by=_LOCAL, runs_in_transaction=False),
-    "unwatch": Policy(role=Role.UNWATCH, answered_by=_LOCAL),
-    "watch": Policy(role=Role.WATCH, is_queued=False, split=Split(Joined.ONE_OK)),
+    "reset": Policy(special=SpecialCommand.RESET, answered_by=_LOCAL, is_queued=False, runs_while_subscribed=True),
+    "select": Policy(special=SpecialCommand.SELECT, answered_by=_LOCAL, runs_in_transaction=False),
+    "unwatch": Policy(special=SpecialCommand.UNWATCH, answered_by=_LOCAL),
+    "watch": Policy(special=SpecialCommand.WATCH, is_queued=False, split=Split(ReplyMerge.ONE_OK)),
     # -- keys
     "copy": Policy(writes_other_database=True),
-    "dbsize": Policy(role=Role.DBSIZE, answered_by=AnsweredBy.ALL_KEYS),
+    "dbsize": Policy(special=SpecialCommand.DBSIZE, answered_by=AnsweredBy.ALL_KEYS),
     "dump": _NOT_COMPARED,
     "del": Policy(split=_SUMMED),
     "exists": Policy(split=_SUMMED, field_command=FieldCommand(b"HEXISTS")),
     "expiretime": _time(b"HEXPIRETIME"),
-    "keys": Policy(role=Role.KEYS, answered_by=AnsweredBy.ALL_KEYS),
-    "move": Policy(role=Role.MOVE, writes_other_database=True),
+    "keys": Policy(special=SpecialCommand.KEYS, answered_by=AnsweredBy.ALL_KEYS),
+    "move": Policy(special=SpecialCommand.MOVE, writes_other_database=True),
     "pexpiretime": _time(b"HPEXPIRETIME"),
     "pttl": _time(b"HPTTL"),
-    "randomkey": Policy(role=Role.RANDOMKEY, answered_by=AnsweredBy.ALL_KEYS),
-    "scan": Policy(role=Role.SCAN, answered_by=AnsweredBy.ALL_KEYS),
-    "sort_ro": Policy(role=Role.SORT_RO),
-    "swapdb": Policy(role=Role.SWAPDB),
+    "randomkey": Policy(special=SpecialCommand.RANDOMKEY, answered_by=AnsweredBy.ALL_KEYS),
+    "scan": Policy(special=SpecialCommand.SCAN, answered_by=AnsweredBy.ALL_KEYS),
+    "sort_ro": Policy(special=SpecialCommand.SORT_RO),
+    "swapdb": Policy(special=SpecialCommand.SWAPDB),
     "touch": Policy(
         split=_SUMMED,
         field_command=FieldCommand(b"HEXISTS"),
@@ -114,11 +118,11 @@ POLICIES: Mapping[str, Policy] = {
     "httl": Policy(split=_OF_FIELDS, comparison=Comparison.NEVER),
     "hvals": _UNORDERED,
     "mget": Policy(
-        role=Role.MGET,
-        split=Split(Joined.LIST, is_by_slot=True),
+        special=SpecialCommand.MGET,
+        split=Split(ReplyMerge.LIST, is_by_slot=True),
         field_command=FieldCommand(b"HMGET"),
     ),
-    "mset": Policy(split=Split(Joined.ONE_OK, is_by_slot=True, item_size=2), value_set=ValueSet.MANY),
+    "mset": Policy(split=Split(ReplyMerge.ONE_OK, is_by_slot=True, item_size=2), value_set=ValueSet.MANY),
     "pfcount": Policy(may_replicate=True),
     "psetex": Policy(value_set=ValueSet.WITH_TTL),
     "set": Policy(value_set=ValueSet.ONE),
@@ -162,17 +166,19 @@ POLICIES: Mapping[str, Policy] = {
         answered_by=_LOCAL, denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.ALL_OF_SUBCOMMAND
     ),
     "cluster": Policy(refusal=cluster_disabled, answered_by=_LOCAL),
-    "config|set": Policy(role=Role.CONFIG_SET, denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS),
+    "config|set": Policy(
+        special=SpecialCommand.CONFIG_SET, denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.SETTINGS
+    ),
     "debug": Policy(refusal=debug_refused, denial=UpstreamDenial.UNLESS_ALLOWED, is_refused_at_once=True),
     "failover": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, changes_replication=True),
-    "info": Policy(role=Role.INFO, answered_by=AnsweredBy.ALL_JOBS),
+    "info": Policy(special=SpecialCommand.INFO, answered_by=AnsweredBy.ALL_JOBS),
     "latency": Policy(answered_by=_LOCAL),
     "memory": _NOT_COMPARED,
     "migrate": Policy(denial=UpstreamDenial.UNLESS_ALLOWED, redaction=Redaction.CREDENTIALS),
     "module": _DENIED_BY_DEFAULT,
     "module|help": Policy(),
     "module|list": Policy(),
-    "monitor": Policy(role=Role.MONITOR, answered_by=_LOCAL),
+    "monitor": Policy(special=SpecialCommand.MONITOR, answered_by=_LOCAL),
     "object": _NOT_COMPARED,
     "psync": _ALWAYS_DENIED,
     "replconf": _ALWAYS_DENIED,
@@ -188,18 +194,18 @@ POLICIES: Mapping[str, Policy] = {
     "state|at": _state(is_internal=True),
     "state|confirm": _state(),
     "state|describe": _state(AnsweredBy.ONE_JOB),
-    "state|expect": _state(is_internal=True, split=Split(Joined.ONE_OK)),
+    "state|expect": _state(is_internal=True, split=Split(ReplyMerge.ONE_OK)),
     "state|follow": _state(),
     "state|fresh": _state(is_internal=True),
     "state|freshness": _state(),
     "state|help": _state(),
-    "state|history": Policy(role=Role.STATE_HISTORY, answered_by=AnsweredBy.STATES),
+    "state|history": Policy(special=SpecialCommand.STATE_HISTORY, answered_by=AnsweredBy.STATES),
     "state|hold": _state(is_internal=True),
     "state|jobs": _state(AnsweredBy.ALL_JOBS),
-    "state|lag": Policy(role=Role.STATE_LAG, answered_by=AnsweredBy.ALL_JOBS),
-    "state|list": Policy(role=Role.STATE_LIST, answered_by=AnsweredBy.ALL_JOBS),
-    "state|locate": Policy(role=Role.STATE_LOCATE, answered_by=AnsweredBy.STATES),
-    "state|mget": _state(AnsweredBy.STATES, split=Split(Joined.LIST)),
+    "state|lag": Policy(special=SpecialCommand.STATE_LAG, answered_by=AnsweredBy.ALL_JOBS),
+    "state|list": Policy(special=SpecialCommand.STATE_LIST, answered_by=AnsweredBy.ALL_JOBS),
+    "state|locate": Policy(special=SpecialCommand.STATE_LOCATE, answered_by=AnsweredBy.STATES),
+    "state|mget": _state(AnsweredBy.STATES, split=Split(ReplyMerge.LIST)),
     "state|notice": _state(is_internal=True),
     "state|notify": _state(is_internal=True),
     "state|owner": _state(),
@@ -236,9 +242,9 @@ def policy_of(name: str) -> Policy:
     return found if found is not None else POLICIES.get(name.partition("|")[0], NO_POLICY)
 
 
-def role_of(name: bytes) -> Role | None:
-    """Return the role of a command by its name in any case."""
-    return policy_of(name.lower().decode("latin-1")).role
+def special_of(name: bytes) -> SpecialCommand | None:
+    """Return which special command has a name, in any case; None if it is not special."""
+    return policy_of(name.lower().decode("latin-1")).special
 
 
 def denied(denial: UpstreamDenial) -> list[str]:

@@ -61,8 +61,8 @@ class Redaction(Enum):
     SETTINGS = auto()  # the values of secret settings
 
 
-class Joined(Enum):
-    """How the replies to the parts of a request are joined."""
+class ReplyMerge(Enum):
+    """How the replies to the parts of a request are merged."""
 
     LIST = auto()
     SUM = auto()
@@ -119,8 +119,8 @@ class Channels(NamedTuple):
     kind: bytes
 
 
-class Role(Enum):
-    """The part of a command in a session or in a request to several servers, which other modules have code for."""
+class SpecialCommand(Enum):
+    """The commands that other modules have code for: they change a session, or join replies in their own way."""
 
     AUTH = auto()
     CLIENT_CACHING = auto()
@@ -152,10 +152,10 @@ class Role(Enum):
     WATCH = auto()
 
 
-# The compiled forwarder has code for commands with these roles, or needs none.
-TRANSACTION_ROLES = frozenset({Role.MULTI, Role.EXEC})
-ROLES_FORWARDED_TO_STATES = frozenset({None, Role.MGET}) | TRANSACTION_ROLES
-ROLES_FORWARDED_TO_UPSTREAM = frozenset({None, Role.MGET, Role.SORT_RO, Role.WATCH})
+# Of these commands, the compiled forwarder has code for the special ones. None: all that are not special.
+TRANSACTION_COMMANDS = frozenset({SpecialCommand.MULTI, SpecialCommand.EXEC})
+FORWARDED_TO_STATES = frozenset({None, SpecialCommand.MGET}) | TRANSACTION_COMMANDS
+FORWARDED_TO_UPSTREAM = frozenset({None, SpecialCommand.MGET, SpecialCommand.SORT_RO, SpecialCommand.WATCH})
 
 
 class Split(NamedTuple):
@@ -170,7 +170,7 @@ class Split(NamedTuple):
         is_counted: The last argument of the prefix is the number of the arguments after it.
     """
 
-    joined: Joined
+    merge: ReplyMerge
     is_by_slot: bool = False
     item_size: int = 1
     prefix_size: int = 0
@@ -182,7 +182,7 @@ class Policy:
     """A row of `policies`.
 
     Args:
-        role: What other modules have code for.
+        special: Which of the commands it is that other modules have code for; None: none of them.
         answered_by: What answers it, whatever its keys are; None: the owners of its keys; without keys the upstream, or
             this process if there is none.
         is_internal: Proxies send it to servers, and refuse it from clients.
@@ -210,7 +210,7 @@ class Policy:
         writes_other_database: A key that it writes in another database is not among its keys in the selected one.
     """
 
-    role: Role | None = None
+    special: SpecialCommand | None = None
     answered_by: AnsweredBy | None = None
     is_internal: bool = False
     denial: UpstreamDenial = UpstreamDenial.NO

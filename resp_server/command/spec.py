@@ -84,7 +84,7 @@ ONE_KEY: Json = {
 ALL_KEYS: Json = {**ONE_KEY, "find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
 
 
-def own_facts(
+def our_facts(
     complexity: str,
     flags: str,
     acl_categories: str,

@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command.handler import CommandHandler, DeclarationError, WorkerQuery, check_count
 from resp_server.command.keys import key_positions, single_key_position
 from resp_server.command.policies import policy_of
-from resp_server.command.policy import OF_SERVERS, PATTERNS, AnsweredBy, Policy, Refusal, Role, Verb
+from resp_server.command.policy import OF_SERVERS, PATTERNS, AnsweredBy, Policy, Refusal, SpecialCommand, Verb
 from resp_server.command.spec import CommandSpec, Json
 from resp_server.protocol.errors import (
     ReadOnlyError,
@@ -133,7 +133,7 @@ class CommandTable:
         """
         self.worker_queries = {query.name: query for query in worker_queries}
         declared = _by_name(handlers)
-        facts = _with_own(redis, declared)
+        facts = _with_ours(redis, declared)
         for name in declared:
             if _find_facts(facts, name) is None:
                 raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
@@ -173,12 +173,12 @@ class CommandTable:
         found = self._commands.get(name)
         return found.subcommands.get(sub) if found is not None and bar else found
 
-    def role_of(self, request: Sequence[bytes]) -> Role | None:
-        """Return the role of a request's command, or subcommand; None if it has none, or is unknown."""
+    def special_of(self, request: Sequence[bytes]) -> SpecialCommand | None:
+        """Return which special command or subcommand a request is of; None if it is not special, or is unknown."""
         found = self._commands.get(request[0].lower())
         if found is not None and found.subcommands and len(request) > 1:
             found = found.subcommands.get(request[1].lower())
-        return None if found is None else found.policy.role
+        return None if found is None else found.policy.special
 
     def keeps_caching(self, request: Sequence[bytes]) -> bool:
         """Return whether CLIENT CACHING is about the command after this request."""
@@ -243,23 +243,23 @@ def _by_name(handlers: Iterable[CommandHandler]) -> dict[str, CommandHandler]:
     return declared
 
 
-def _with_own(redis: Mapping[str, CommandSpec], declared: Mapping[str, CommandHandler]) -> dict[str, CommandSpec]:
+def _with_ours(redis: Mapping[str, CommandSpec], declared: Mapping[str, CommandHandler]) -> dict[str, CommandSpec]:
     """Add our own commands; the first subcommand of a container adds the container."""
     facts = dict(redis)
     for name, each in declared.items():
-        if each.own is None:
+        if each.ours is None:
             continue
         if _find_facts(facts, name) is not None:
             raise DeclarationError(f"command {name!r} is one of Redis; its facts are in the reference table")
-        own = replace(each.own, arity=each.arity, summary=each.summary or "")
+        ours = replace(each.ours, arity=each.arity, summary=each.summary or "")
         container, _, sub = name.partition("|")
         if sub:
             parent = facts.get(container) or CommandSpec(
-                own.since, own.group, arity=-2, summary=f"The {container} commands."
+                ours.since, ours.group, arity=-2, summary=f"The {container} commands."
             )
-            facts[container] = parent.with_subcommand(name, own)
+            facts[container] = parent.with_subcommand(name, ours)
         else:
-            facts[name] = own
+            facts[name] = ours
     return facts
 
 

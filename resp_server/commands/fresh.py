@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from resp_server.command.handler import OneOrMore, command, integer, worker_query
-from resp_server.command.spec import argument, own_facts
+from resp_server.command.spec import argument, our_facts
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError, NoPermError, client_text, syntax_error
 from resp_server.protocol.replies import OK, Pending, Reply
@@ -33,7 +33,7 @@ ARGUMENTS = {b"OPEN": 1, b"ROWS": 1, b"CLOSE": 2}  # after the partition
 
 @command(
     "state|fresh",
-    own=own_facts(
+    ours=our_facts(
         "O(N) where N is the number of rows",
         "admin noscript no_multi",
         "@admin @slow @dangerous",
@@ -128,7 +128,7 @@ def _job(context: CommandContext, name: bytes) -> Job:
 
 @command(
     "state|freshness",
-    own=own_facts("O(1)", "readonly loading stale fast", "@read @fast @connection", argument("mode")),
+    ours=our_facts("O(1)", "readonly loading stale fast", "@read @fast @connection", argument("mode")),
 )
 def state_freshness(context: CommandContext, mode: bytes) -> Reply:
     """Sets whether this connection reads values that are not committed yet: RECORD, or COMMITTED."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from resp_server.command.handler import OneOrMore, command, worker_query
-from resp_server.command.spec import argument, own_facts
+from resp_server.command.spec import argument, our_facts
 from resp_server.commands.sliced_reply import batched, reply_chunks, sliced_reply
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import GenericError
@@ -109,7 +109,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
 
 @command(
     "state|publish",
-    own=own_facts(
+    ours=our_facts(
         "O(N+M) where N is the number of subscribed clients and M of subscribed patterns",
         "pubsub loading stale fast",
         "@pubsub @fast",
@@ -132,7 +132,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
 
 @command(
     "state|notify",
-    own=own_facts("O(1)", "pubsub loading stale fast no_multi", "@pubsub @fast", argument("classes")),
+    ours=our_facts("O(1)", "pubsub loading stale fast no_multi", "@pubsub @fast", argument("classes")),
 )
 def state_notify(context: CommandContext, letters: bytes) -> Reply:
     """Sends this connection keyspace events of these classes, whatever notify-keyspace-events is."""

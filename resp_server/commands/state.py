@@ -21,7 +21,7 @@ from resp_server.command.spec import (
     CommandSpec,
     Json,
     argument,
-    own_facts,
+    our_facts,
 )
 from resp_server.commands.job_facts import lag_row_of, reply_of, row_of
 from resp_server.commands.string import values_reply
@@ -41,10 +41,10 @@ O_JOBS = "O(N) where N is the number of jobs"
 
 def _facts(*arguments: Json, complexity: str = O_JOBS, keys: Json | None = None) -> CommandSpec:
     """Return the facts that most STATE subcommands share."""
-    return own_facts(complexity, "readonly loading stale fast", "@read @fast", *arguments, keys=keys)
+    return our_facts(complexity, "readonly loading stale fast", "@read @fast", *arguments, keys=keys)
 
 
-@command("state|jobs", own=_facts())
+@command("state|jobs", ours=_facts())
 def state_jobs(context: CommandContext) -> Reply:
     """Lists the jobs that this server serves, and their status."""
     visibility = context.visibility
@@ -52,7 +52,7 @@ def state_jobs(context: CommandContext) -> Reply:
     return reply_of(row_of(visible, context.now_ms) for visible in visibility.jobs())
 
 
-@command("state|list", own=_facts(argument("job"), complexity="O(N) where N is the number of states of the job"))
+@command("state|list", ours=_facts(argument("job"), complexity="O(N) where N is the number of states of the job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds, numbers of keys, and bytes."""
     visibility, requested_job = context.visibility, _job(context, job)
@@ -70,7 +70,7 @@ def state_list(context: CommandContext, job: bytes) -> Reply:
     ]
 
 
-@command("state|describe", own=_facts(argument("job:state")))
+@command("state|describe", ours=_facts(argument("job:state")))
 def state_describe(context: CommandContext, name: bytes) -> Reply:
     """Describes a state: its key format, columns and options."""
     job_name, _, state_name = name.partition(b":")
@@ -118,7 +118,7 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
     return ", ".join(item.name for item in items)
 
 
-@command("state|locate", own=_facts(argument("key"), complexity="O(1)", keys=ONE_KEY))
+@command("state|locate", ours=_facts(argument("key"), complexity="O(1)", keys=ONE_KEY))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Locates a key: its slot, its job and state, and its server."""
     info = context.at(key).key_info(key)
@@ -133,7 +133,7 @@ def state_locate(context: CommandContext, key: bytes) -> Reply:
 
 @command(
     "state|mget",
-    own=own_facts(
+    ours=our_facts(
         "O(N) where N is the number of keys",
         "readonly fast",
         "@read @string @fast",
@@ -149,7 +149,7 @@ def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
 
 @command(
     "state|history",
-    own=own_facts(
+    ours=our_facts(
         "O(N) where N is the number of epochs that are read in the log",
         "readonly noscript no_multi",
         "@read @slow",
@@ -185,13 +185,13 @@ def _history_count(options: Sequence[bytes]) -> int:
     return count
 
 
-@command("state|lag", own=_facts())
+@command("state|lag", ours=_facts())
 def state_lag(context: CommandContext) -> Reply:
     """Reports how far each job's readable state is behind its committed epoch, and its age."""
     return reply_of(lag_row_of(visible, context.now_ms) for visible in context.visibility.jobs())
 
 
-@command("state|follow", own=_facts({"name": "keys", "type": "pure-token", "token": "KEYS", "flags": ["optional"]}))
+@command("state|follow", ours=_facts({"name": "keys", "type": "pure-token", "token": "KEYS", "flags": ["optional"]}))
 def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
     """Pushes each new epoch and topology to this connection, before the first reply that is read from it."""
     if option and option.upper() != b"KEYS":
@@ -220,7 +220,7 @@ class ReaderContext(CommandContext):
 
 @command(
     "state|within",
-    own=own_facts(
+    ours=our_facts(
         "That of the command",
         "readonly stale no_multi",
         "@read @slow",
@@ -248,7 +248,7 @@ def state_within(context: CommandContext, count: int, *arguments: OneOrMore) -> 
     return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 
 
-@command("state|topology", own=_facts(complexity="O(N) where N is the number of nodes"))
+@command("state|topology", ours=_facts(complexity="O(N) where N is the number of nodes"))
 def state_topology(context: CommandContext) -> Reply:
     """Returns the topology of this server's cluster as JSON."""
     if context.server.cluster is None:
@@ -256,7 +256,7 @@ def state_topology(context: CommandContext) -> Reply:
     return json.dumps(context.server.cluster.topology.to_json()).encode()
 
 
-@command("state|help", own=_facts(complexity="O(1)"))
+@command("state|help", ours=_facts(complexity="O(1)"))
 def state_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
     return context.server.table.help("state")

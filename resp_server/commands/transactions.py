@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from resp_server.command.handler import OneOrMore, command, integer
-from resp_server.command.spec import ONE_KEY, argument, block, own_facts
+from resp_server.command.spec import ONE_KEY, argument, block, our_facts
 from resp_server.commands.sliced_reply import batched, sliced_reply
 from resp_server.commands.state import check_reads_all_keys
 from resp_server.pipeline.context import CommandContext
@@ -51,7 +51,7 @@ def exec_(context: CommandContext) -> Reply:
 
 @command(
     "state|at",
-    own=own_facts(
+    ours=our_facts(
         "O(N) where N is the number of jobs",
         "readonly loading stale fast no_multi",
         "@read @fast @transaction",
@@ -73,7 +73,9 @@ def state_at(context: CommandContext, *arguments: OneOrMore) -> Reply:
     return OK
 
 
-@command("state|notice", own=own_facts("O(1)", "readonly loading stale fast no_multi", "@read @fast", JOB, TERM, EPOCH))
+@command(
+    "state|notice", ours=our_facts("O(1)", "readonly loading stale fast no_multi", "@read @fast", JOB, TERM, EPOCH)
+)
 def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> Reply:
     """Has this server look for an epoch of a job at once, because another server has it; nothing of this is served."""
     check_reads_all_keys(context)
@@ -86,7 +88,7 @@ def state_notice(context: CommandContext, job: bytes, term: int, epoch: int) -> 
 
 @command(
     "state|hold",
-    own=own_facts(
+    ours=our_facts(
         "O(1)",
         "readonly loading stale fast no_multi",
         "@read @fast @transaction",
@@ -145,7 +147,7 @@ def unwatch(context: CommandContext) -> Reply:
 
 
 @command(
-    "state|mark", own=own_facts("O(1)", "readonly fast", "@read @fast @transaction", argument("key"), keys=ONE_KEY)
+    "state|mark", ours=our_facts("O(1)", "readonly fast", "@read @fast @transaction", argument("key"), keys=ONE_KEY)
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
     """Returns the mark that WATCH would record for a key. STATE EXPECT takes it."""
@@ -154,7 +156,7 @@ def state_mark(context: CommandContext, key: bytes) -> bytes:
 
 @command(
     "state|expect",
-    own=own_facts(
+    ours=our_facts(
         "O(N) where N is the number of keys",
         "readonly loading stale fast no_multi",
         "@read @fast @transaction",

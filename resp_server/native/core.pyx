@@ -33,7 +33,7 @@ from resp_server.native.permissions cimport Permissions
 from resp_server.native.set_replies cimport reply_of_sets
 from resp_server.native.sorted_set_replies cimport reply_of_area, reply_of_range
 from resp_server.native.wire cimport (
-    NUMBER_LINE_BYTES, Output, Word, command_at, cut, put, put_bulk, put_line, text_of, texts_of, write_line
+    NUMBER_LINE_BYTES, Output, Word, command_at, parse_request, put, put_bulk, put_line, bytes_of, bytes_list_of, write_line
 )
 from state_backend.native.little_endian cimport u64
 from state_backend.native.lookup cimport EXPIRY_AT, slot_of
@@ -160,7 +160,7 @@ cdef class Core:
             self.is_out_of_room = not has_room(batch)
             if self.is_out_of_room:
                 break
-            took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = parse_request(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.is_incomplete = took == 0 and at < end
                 break
@@ -253,7 +253,7 @@ cdef class Core:
         cdef int command
         end = min(end, at + GENERAL_BYTES_MAX)
         while len(requests) < REQUESTS_MAX:
-            took = cut(at, end, batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = parse_request(at, end, batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 break
             command = command_at(&specs, batch.words, count)
@@ -261,7 +261,7 @@ cdef class Core:
                 if requests:
                     break
                 is_all = True
-            requests.append(texts_of(batch.words, count))
+            requests.append(bytes_list_of(batch.words, count))
             at += took
             if command == EXEC or command == DISCARD:
                 break
@@ -287,7 +287,7 @@ cdef class Core:
     cdef int record_keys(self, const Request* request) except -1:
         cdef uint32_t i
         for i in range(request.first_word, request.first_word + request.keys):
-            self.keys_read.append(text_of(&self.batch.words[i]))
+            self.keys_read.append(bytes_of(&self.batch.words[i]))
         return 0
 
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end_request, const uint8_t* stopped) except NULL:
@@ -392,7 +392,7 @@ cdef class Core:
             found = read_key(batch, index, word, &record)
             if found == GENERAL or batch.job_of[index] < 0:
                 return GENERAL
-            name = 0, text_of(word)
+            name = 0, bytes_of(word)
             if name in watched:
                 continue
             lineage, epoch = self.jobs.watch_point_of(<JobPages>self.jobs.pages[batch.job_of[index]])
@@ -456,7 +456,7 @@ cdef class Core:
         self.drop_lookaheads()
         self.is_incomplete = False
         while at < end and batch.out.used < batch.limit and may_queue:
-            took = cut(at, end, batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = parse_request(at, end, batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             self.is_incomplete = took == 0
             if took <= 0 or not self.admit(&request, batch.words, count, permissions):
                 break
@@ -472,7 +472,7 @@ cdef class Core:
                 break
             if self.jobs.is_node:
                 self.note_slots(&request, transaction.slots)
-            requests.append(texts_of(batch.words, count))
+            requests.append(bytes_list_of(batch.words, count))
             size += added
             needs_state |= self.needs_state[request.command]
             put(batch.out, b"+QUEUED\r\n", 9)

@@ -7,7 +7,7 @@ from libc.string cimport memchr
 from resp_server.native.arguments cimport exact_double, integer, is_word
 from resp_server.native.encoding cimport put_double
 from resp_server.native.listings cimport SCAN_COUNT, SCAN_VISITS_MAX
-from resp_server.native.lookup_batch cimport ENTRIES_MAX, REPLY_BYTES_MAX, LookupBatch, Request, below, pages_of, put_item
+from resp_server.native.lookup_batch cimport ENTRIES_MAX, REPLY_BYTES_MAX, LookupBatch, Request, pages_of, put_item, random_below
 from resp_server.native.records cimport (
     ABSENT, ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LIVE, LONG_LIST, SHORT_LIST, SMALL_MAP, SMALL_SET, SMALL_SORTED_SET,
     VALUE, ByteRange, Item, Record, by_score, index_of, items_start, list_count, list_range, next_item, read_run, size_of
@@ -267,20 +267,20 @@ cdef inline int reply_of_random(LookupBatch batch, Request* request, int found, 
     if request.words == 1:
         if found != LIVE:
             return put_nil(out, batch.is_resp3) + ANSWERED
-        return put_element(batch, record, below(batch, size), False)
+        return put_element(batch, record, random_below(batch, size), False)
     left = min(count, size) if count >= 0 else -count if size else 0
     if left > ENTRIES_MAX:
         return GENERAL
     put_line(out, c"*", 2 * left if has_values and not batch.is_resp3 else left)
     if count < 0:
         for i in range(left):
-            if put_element(batch, record, below(batch, size), has_values) == GENERAL:
+            if put_element(batch, record, random_below(batch, size), has_values) == GENERAL:
                 return GENERAL
         return ANSWERED
     for i in range(size):
         order[i] = <uint16_t>i
     for i in range(left):  # the first steps of a shuffle
-        chosen = i + below(batch, size - i)
+        chosen = i + random_below(batch, size - i)
         order[i], order[chosen] = order[chosen], order[i]
         if put_element(batch, record, order[i], has_values) == GENERAL:
             return GENERAL

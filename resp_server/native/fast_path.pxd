@@ -12,7 +12,7 @@ from resp_server.native.wire cimport Output
 
 cdef class FastPath:
     cdef object server, stats, make_permissions, record_slow
-    cdef CommandCalls calls
+    cdef CommandCalls keyless
     cdef Core core
     cdef Output output
     cdef list command_stats_of, names

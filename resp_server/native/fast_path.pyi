@@ -7,7 +7,7 @@ from resp_server.native.permissions import Permissions
 from resp_server.protocol.request_parser import Request
 
 class FastPath:
-    caller: Any
+    command_caller: Any
     needs_turn: bool
 
     @property

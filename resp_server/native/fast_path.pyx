@@ -22,13 +22,13 @@ cdef class FastPath:
     """The core with the stages around it, for one server: access control, pushes before the replies, statistics.
 
     make_permissions: makes the `Permissions` of a user. record_slow: records slow requests. count_keys, watch_point: see `Core` and `Jobs`.
-    (A proxy's needs the last two only, to read a server's stores.) What the core does not answer, `calls` calls, if the command is one of its caller's.
+    (A proxy's needs the last two only, to read a server's stores.) What the core does not answer, `keyless` calls, if the command is one of its caller's.
     """
 
     def __cinit__(self, server, make_permissions=None, record_slow=None, count_keys=None, watch_point=None):
         self.server, self.stats, self.make_permissions, self.record_slow = server, server.stats, make_permissions, record_slow
         self.core = Core(watch_point, count_keys, server.epochs_now, server.clock, server.report)
-        self.calls = CommandCalls(server, self.core)
+        self.keyless = CommandCalls(server, self.core)
         self.output.data, self.output.size = <char*>malloc(16384), 16384
         if self.output.data == NULL:
             raise MemoryError
@@ -43,22 +43,22 @@ cdef class FastPath:
 
     def take_incomplete(self):
         """Return the incomplete reply of the command that was called last, or None; it is returned once."""
-        incomplete, self.calls.incomplete = self.calls.incomplete, None
+        incomplete, self.keyless.incomplete = self.keyless.incomplete, None
         return incomplete
 
     @property
-    def caller(self):
+    def command_caller(self):
         """The `pipeline.keyless_commands.CommandCaller` of the commands that are called; None: none is."""
-        return self.calls.caller
+        return self.keyless.command_caller
 
-    @caller.setter
-    def caller(self, caller):
-        self.calls.caller = caller
+    @command_caller.setter
+    def command_caller(self, caller):
+        self.keyless.command_caller = caller
 
     @property
     def needs_turn(self):
         """Return whether the connection continues in a turn, even if no input is left."""
-        return self.calls.needs_turn
+        return self.keyless.needs_turn
 
     @property
     def is_full(self):
@@ -91,7 +91,7 @@ cdef class FastPath:
         took: the bytes that `answer_front` answered; the bytes of the parsed requests are added.
         """
         cdef const uint8_t* at = data + took[0]
-        if took[0] == size or self.core.is_full or self.core.is_incomplete or self.calls.needs_turn or not session.is_authenticated:
+        if took[0] == size or self.core.is_full or self.core.is_incomplete or self.keyless.needs_turn or not session.is_authenticated:
             return []  # before authentication, the parser limits the length of a request
         requests = self.core.cut_words(&at, data + size, not self.was_tried)
         took[0] = at - data
@@ -161,12 +161,12 @@ cdef class FastPath:
         """Answer requests at the front of a buffer, and append the replies to `out`; return the requests' size."""
         cdef Core core = self.core
         cdef size_t took = 0, called = 1
-        self.calls.needs_turn, self.calls.incomplete = False, None
-        while called and not self.calls.needs_turn:
+        self.keyless.needs_turn, self.keyless.incomplete = False, None
+        while called and not self.keyless.needs_turn:
             took += self.answer_compiled(session, data + took, size - took, out)
             if took == size or core.is_incomplete or core.is_full:
                 break
-            called = self.calls.call_all(session, data + took, size - took, out)
+            called = self.keyless.call_all(session, data + took, size - took, out)
             took += called
             if took == size or core.is_incomplete or core.is_full:
                 break
@@ -243,4 +243,4 @@ cdef class FastPath:
             self.stats.count_error("ERR", counts.errors)
             self.command_stats_of[FREQ].failed += counts.errors
         counts[0] = Counts(0, 0, 0)
-        self.calls.collect()
+        self.keyless.collect()

@@ -10,13 +10,13 @@ from resp_server.native.wire cimport Output
 cdef int push_before(server, SessionFields session, Output* out, size_t before, bytes pushes=*) except -1
 
 cdef class KeylessCommand:
-    cdef object command, command_stats, function, name, converters, is_own, is_connected
+    cdef object command, command_stats, function, name, converters, is_local, is_connected
     cdef size_t name_words, least, most
     cdef bint takes_words, keeps_caching, is_for_subscribers, has_slot
     cdef CallCounts counts
 
 cdef class CommandCalls:
-    cdef object server, caller, incomplete
+    cdef object server, command_caller, incomplete
     cdef Core core
     cdef bint needs_turn
     cdef int connected  # the client has connections or a login at other processes; NOT_ASKED: not asked for this buffer
@@ -29,7 +29,7 @@ cdef class CommandCalls:
     cdef size_t call_all(self, SessionFields session, const uint8_t* start, size_t size, Output* out) except? 0
     cdef KeylessCommand command_of(self, size_t count)
     cdef bint admits_call(self, SessionFields session, KeylessCommand command, size_t count) except -1
-    cdef bint is_own(self, SessionFields session, KeylessCommand command, size_t count) except -1
+    cdef bint is_local(self, SessionFields session, KeylessCommand command, size_t count) except -1
     cdef list cut_request(self, size_t count)
     cdef object argument(self, KeylessCommand command, size_t i)
     cdef object run(self, context, KeylessCommand command, size_t count)

@@ -16,6 +16,6 @@ class KeylessCommand:
         keeps_caching: bool,
         is_for_subscribers: bool,
         has_slot: bool,
-        is_own: Any,
+        is_local: Any,
         is_connected: Any,
     ) -> None: ...

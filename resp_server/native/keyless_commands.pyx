@@ -12,7 +12,7 @@ from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.core cimport OUTPUT_BYTES_MAX, WORD_BYTES_MAX, Core
 from resp_server.native.encoding cimport put_reply, put_text
 from resp_server.native.lookup_batch cimport REQUEST_WORDS_MAX
-from resp_server.native.wire cimport Output, Word, cut, insert, put, text_of, texts_of
+from resp_server.native.wire cimport Output, Word, parse_request, insert, put, bytes_of, bytes_list_of
 
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Pending, Sliced, encode
@@ -52,16 +52,16 @@ cdef class KeylessCommand:
     after the name, each through its function of `converters`, or as it is. keeps_caching: see `command.policy`.
     is_for_subscribers: a client with subscriptions may call it.
     has_slot: in a cluster, the pipeline checks first whether this node has the slot of its channel.
-    is_own, is_connected: see `pipeline.command.OwnRequests`; None: this process answers each request alone; it asks `is_own` for each.
+    is_local, is_connected: see `pipeline.keyless_commands.LocalRequests`; None: this process answers each request alone; it asks `is_local` for each.
     """
 
     def __init__(
         self, command, command_stats, size_t name_words, size_t least, size_t most, bint takes_words, converters,
-        bint keeps_caching, bint is_for_subscribers, bint has_slot, is_own, is_connected
+        bint keeps_caching, bint is_for_subscribers, bint has_slot, is_local, is_connected
     ):
         self.command, self.command_stats, self.function = command, command_stats, command.handler.body
         self.name, self.name_words, self.least, self.most = command.name, name_words, least, most
-        self.converters, self.is_own, self.is_connected = converters, is_own, is_connected
+        self.converters, self.is_local, self.is_connected = converters, is_local, is_connected
         self.takes_words, self.keeps_caching, self.is_for_subscribers = takes_words, keeps_caching, is_for_subscribers
         self.has_slot = has_slot
 
@@ -69,7 +69,7 @@ cdef class KeylessCommand:
 cdef class CommandCalls:
     """Calls commands' functions for the clients of a server.
 
-    caller: the `pipeline.keyless_commands.CommandCaller` of the commands; None: none is called. incomplete: the reply of the
+    command_caller: the `pipeline.keyless_commands.CommandCaller` of the commands; None: none is called. incomplete: the reply of the
     command that was called last, if it is to be completed later, or None. needs_turn: then the connection continues in a turn, even if no input is left.
     """
 
@@ -88,13 +88,13 @@ cdef class CommandCalls:
         cdef Py_ssize_t took
         cdef int64_t now_ns = 0, ends_ns = 0
         cdef KeylessCommand command
-        if self.caller is None or not session.can_call:
+        if self.command_caller is None or not session.can_call:
             return 0
         core.drop_lookaheads()  # a function may change anything
         context, self.connected = None, NOT_ASKED
         try:
             while at < end and session.can_call and self.incomplete is None:
-                took = cut(at, end, core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+                took = parse_request(at, end, core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
                 core.is_incomplete = took == 0 and at > start
                 command = self.command_of(count) if took > 0 else None
                 if command is None or not command.least <= count <= command.most:
@@ -103,10 +103,10 @@ cdef class CommandCalls:
                     break
                 if not session.can_be_forwarded and not self.admits_call(session, command, count):
                     break
-                if command.is_own is not None and not self.is_own(session, command, count):
+                if command.is_local is not None and not self.is_local(session, command, count):
                     break
                 if context is None:
-                    context, now_ns = self.caller.begin(session), monotonic_ns()
+                    context, now_ns = self.command_caller.begin(session), monotonic_ns()
                     if context is None:
                         break
                     session.pushed, ends_ns = [], now_ns + CALLS_NS_MAX
@@ -125,19 +125,19 @@ cdef class CommandCalls:
     cdef KeylessCommand command_of(self, size_t count):
         """Return the command of the request that was cut; None: no function is called for it."""
         cdef const Word* words = self.core.batch.words
-        if self.last_caller is self.caller and count >= self.last_words and is_text(&words[0], self.last_name):
+        if self.last_caller is self.command_caller and count >= self.last_words and is_text(&words[0], self.last_name):
             if self.last_words == 1 or is_text(&words[1], self.last_subcommand):
                 return self.last_command
-        name, subcommand = text_of(&words[0]), None
-        found = self.caller.commands[name]
+        name, subcommand = bytes_of(&words[0]), None
+        found = self.command_caller.commands[name]
         if found is not None and type(found) is not KeylessCommand:
             if count > 1:
-                subcommand = text_of(&words[1])
+                subcommand = bytes_of(&words[1])
             found = found[subcommand]
             if subcommand is None:
                 return found
         if found is not None:
-            self.last_caller, self.last_command, self.last_words = self.caller, found, 1 if subcommand is None else 2
+            self.last_caller, self.last_command, self.last_words = self.command_caller, found, 1 if subcommand is None else 2
             self.last_name, self.last_subcommand = name, subcommand
         return found
 
@@ -147,22 +147,22 @@ cdef class CommandCalls:
             return False
         return session.user.is_unrestricted or session.user.denial(command.command, self.cut_request(count)) is None
 
-    cdef bint is_own(self, SessionFields session, KeylessCommand command, size_t count) except -1:
+    cdef bint is_local(self, SessionFields session, KeylessCommand command, size_t count) except -1:
         """Return whether this process alone answers the request that was cut. No called function connects a client elsewhere."""
         if command.is_connected is not None:
             if self.connected == NOT_ASKED:
                 self.connected = command.is_connected(session)
             if not self.connected:
                 return True
-        return session.user.is_unrestricted and command.is_own(session, self.cut_request(count))
+        return session.user.is_unrestricted and command.is_local(session, self.cut_request(count))
 
     cdef list cut_request(self, size_t count):
         """Return the words of the request that was cut."""
-        return texts_of(self.core.batch.words, count)
+        return bytes_list_of(self.core.batch.words, count)
 
     cdef object argument(self, KeylessCommand command, size_t i):
         """Return an argument of the request that was cut, as the command's function takes it."""
-        text = text_of(&self.core.batch.words[command.name_words + i])
+        text = bytes_of(&self.core.batch.words[command.name_words + i])
         convert = None if command.converters is None else command.converters[i]
         return text if convert is None else convert(text)
 
@@ -208,9 +208,9 @@ cdef class CommandCalls:
                 self.counted.append(command)
             count_calls(&command.counts, 1, elapsed_ns)
         else:
-            cut(request, request + size, self.core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            parse_request(request, request + size, self.core.batch.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             command.command_stats.calls += 1
-            self.caller.record(context, command.command, command.command_stats, self.cut_request(count), reply, elapsed_ns)
+            self.command_caller.record(context, command.command, command.command_stats, self.cut_request(count), reply, elapsed_ns)
             if session.replies_suppressed:
                 out.used = before
         if session.tracking_state is not None and not command.keeps_caching:
@@ -233,7 +233,7 @@ cdef class CommandCalls:
                 put(out, text, size)
                 self.errors += 1
                 return put(out, b"\r\n", 2)
-        return put_text(out, self.caller.error_reply(error))
+        return put_text(out, self.command_caller.error_reply(error))
 
     cdef int collect(self) except -1:
         """Add the counts to the server's statistics."""

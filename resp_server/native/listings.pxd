@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from resp_server.native.arguments cimport integer, is_word
 from resp_server.native.glob cimport GLOB_STEPS_MAX, glob
 from resp_server.native.jobs cimport JobPages
-from resp_server.native.lookup_batch cimport ENTRIES_MAX, LookupBatch, Request, below
+from resp_server.native.lookup_batch cimport ENTRIES_MAX, LookupBatch, Request, random_below
 from resp_server.native.records cimport ABSENT, ANSWERED, GENERAL, LARGE_MAP, LIVE
 from resp_server.native.rows cimport ALL_TEXTS, ONE_TEXT, TEXTS, rows
 from resp_server.native.permissions cimport PATTERN_BYTES_MAX
@@ -58,7 +58,7 @@ cdef inline int reply_of_keys(LookupBatch batch, Request* request) except -2:
     if reply == ALL_TEXTS:
         pattern, wanted = words, KEYS_MAX
     elif reply == ONE_TEXT:
-        cursor, wanted = below(batch, 1 << 23) << 23 | below(batch, 1 << 23), 1
+        cursor, wanted = random_below(batch, 1 << 23) << 23 | random_below(batch, 1 << 23), 1
     elif not integer(words, &cursor) or cursor < 0 or cursor >> KEY_POSITION_BITS or not 0 < wanted <= ENTRIES_MAX:
         return GENERAL
     if pattern != NULL and pattern.size > PATTERN_BYTES_MAX:

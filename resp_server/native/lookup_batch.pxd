@@ -91,7 +91,7 @@ cdef inline int count_lookup(LookupBatch batch, bint is_hit) noexcept:
     return is_hit
 
 
-cdef inline int64_t below(LookupBatch batch, int64_t limit) noexcept:
+cdef inline int64_t random_below(LookupBatch batch, int64_t limit) noexcept:
     """Return a random number from 0 up to a limit of at most some thousands (exclusive)."""
     # xorshift64*: its upper half is even enough for that.
     batch.random ^= batch.random >> 12

@@ -71,6 +71,8 @@ cdef enum:
     AROUND_MEMBER
     WATCHED  # OK, and the client watches the keys
     READ_POINT  # OK, and the next transaction reads at these epochs
+    OK
+    REPLIES  # to the queued requests
 
 cdef enum:
     COMMANDS_MAX = 128

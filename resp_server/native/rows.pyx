@@ -111,9 +111,9 @@ ROWS = (
     (b"randomkey", 0, 0, ANY_KIND, ALL_KEYS, ONE_TEXT, True),
     (b"cluster|countkeysinslot", 1, 1, ANY_KIND, ALL_KEYS, LENGTHS, False),
     (b"cluster|getkeysinslot", 2, 2, ANY_KIND, ALL_KEYS, FIELDS, True),
-    (b"multi", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
-    (b"exec", 0, 0, ANY_KIND, TRANSACTION, TEXTS, True),
-    (b"discard", 0, 0, ANY_KIND, TRANSACTION, FLAGS, False),
+    (b"multi", 0, 0, ANY_KIND, TRANSACTION, OK, False),
+    (b"exec", 0, 0, ANY_KIND, TRANSACTION, REPLIES, True),
+    (b"discard", 0, 0, ANY_KIND, TRANSACTION, OK, False),
 )
 NAMES = tuple(row[0] for row in ROWS)
 

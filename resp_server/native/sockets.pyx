@@ -587,7 +587,7 @@ cdef class Transport:
                 poller.input_bytes += took
                 self.connection.session.output_bytes += poller.out.used - before
                 self.claim_replies(before)
-            needs_turn = poller.fast_path.calls.needs_turn
+            needs_turn = poller.fast_path.keyless.needs_turn
             if took == size and not needs_turn:
                 return self.drop_partial()
             if not needs_turn and size - took <= PARTIAL_BYTES_MAX and (

@@ -6,7 +6,7 @@ from libc.stdlib cimport qsort
 
 from resp_server.native.geo cimport Match, Search, by_order, parse_search, put_match
 from resp_server.native.geohash cimport CELLS_MAX, Cell, cells_of, distance_within, first_score, is_place, point_of
-from resp_server.native.lookup_batch cimport ENTRIES_MAX, LookupBatch, Request, pages_of, put_item
+from resp_server.native.lookup_batch cimport ENTRIES_MAX, LookupBatch, Request, pages_of, put_item, random_below
 from resp_server.native.ranges cimport RankRange, parse_range, text_ranks
 from resp_server.native.records cimport (
     ABSENT, ANSWERED, GENERAL, LARGE_SORTED_SET, LIVE, SMALL_SORTED_SET, Item, Record, index_of, members_in_run,

@@ -150,7 +150,7 @@ cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t
     return at + 2 - start
 
 
-cdef inline Py_ssize_t cut(
+cdef inline Py_ssize_t parse_request(
     const uint8_t* start, const uint8_t* end, Word* words, size_t words_max, size_t word_bytes_max, size_t* count
 ) noexcept nogil:
     """Cut one request into words; return the number of bytes.
@@ -191,13 +191,13 @@ cdef inline Py_ssize_t cut(
     return at - start
 
 
-cdef inline bytes text_of(const Word* word):
+cdef inline bytes bytes_of(const Word* word):
     return PyBytes_FromStringAndSize(<const char*>word.at, word.size)
 
 
-cdef inline list texts_of(const Word* words, size_t count):
+cdef inline list bytes_list_of(const Word* words, size_t count):
     cdef size_t i
-    return [text_of(&words[i]) for i in range(count)]
+    return [bytes_of(&words[i]) for i in range(count)]
 
 
 cdef inline uint32_t name_hash(const uint64_t* name) noexcept nogil:

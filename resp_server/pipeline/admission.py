@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from resp_server.acl.denial import Denial, denial_text
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.protocol.errors import (
@@ -59,7 +59,9 @@ def check(context: CommandContext, command: Command, request: Request) -> None:
         if not command.is_refused_when_run:
             raise command.refusal()
     if server.is_loading:
-        needs_state = transaction is not None and transaction.needs_state and command.policy.role is Role.EXEC
+        needs_state = (
+            transaction is not None and transaction.needs_state and command.policy.special is SpecialCommand.EXEC
+        )
         if needs_state or "loading" not in command.facts.flags:
             raise LoadingError
 
@@ -118,7 +120,7 @@ def delayed_by_pause(
     remaining_ms = server.observation.pause.remaining_ms()
     if not remaining_ms or not session.is_authenticated:
         return None
-    is_exec = session.transaction is not None and server.table.role_of(request) is Role.EXEC
+    is_exec = session.transaction is not None and server.table.special_of(request) is SpecialCommand.EXEC
     queued = session.transaction.requests if is_exec and session.transaction is not None else ()
     if not any(map(may_replicate, (request, *queued))):
         return None

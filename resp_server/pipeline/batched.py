@@ -19,7 +19,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check, delayed_by_pause
 from resp_server.pipeline.batch import ReplyBatch
@@ -65,7 +65,7 @@ class Backend(TransactionBackend, Protocol):
     """Answers requests by other processes.
 
     Args:
-        own: Runs the commands that this process answers itself.
+        local: Runs the commands that this process answers itself.
         forwarder: The compiled forwarder, which gets all input first; None: there is none.
         orders_by_protocol: There are connections for each version of the protocol, so that a request after HELLO would
             overtake those before it.
@@ -75,7 +75,7 @@ class Backend(TransactionBackend, Protocol):
     orders_by_protocol: bool
 
     @property
-    def own(self) -> ImmediateBackend: ...
+    def local(self) -> ImmediateBackend: ...
 
     def new_batch(self, session: Session) -> ReplyBatch:
         """Return a batch for the replies to a client's requests."""
@@ -113,7 +113,7 @@ class BatchedPipeline:
 
     def __init__(self, server: ServerContext, backend: Backend) -> None:
         self._server, self._table, self.backend = server, server.table, backend
-        self._own = ImmediatePipeline(server, backend.own, self._check, on_rejected_exec=backend.exec_rejected)
+        self._local = ImmediatePipeline(server, backend.local, self._check, on_rejected_exec=backend.exec_rejected)
         self._transactions = Transactions(server, backend)
         self._waiting: dict[int, WaitingRequest] = {}  # by client
         self.compiled: FastPath | None = None  # there are no stores
@@ -203,7 +203,7 @@ class BatchedPipeline:
     def _reply_error(self, session: Session, request: Request, batch: ReplyBatch, index: int, error: Exception) -> None:
         """Reply the error that a request raised. Within MULTI, EXEC will be refused; an EXEC itself ends."""
         if session.transaction is not None:
-            if self._table.role_of(request) is Role.EXEC:
+            if self._table.special_of(request) is SpecialCommand.EXEC:
                 session.end_transaction()
             else:
                 session.transaction.is_aborted = True
@@ -216,7 +216,7 @@ class BatchedPipeline:
         if reason is LocalReason.TRANSACTION and self._transactions.answer(context, request, batch):
             batch.is_last = True
             return None
-        session, reply = context.session, self._own.reply_to(context, request)
+        session, reply = context.session, self._local.reply_to(context, request)
         if isinstance(reply, Sliced):
             reply.is_suppressed = session.replies_suppressed
             if reply.is_suppressed and not reply.has_effect:

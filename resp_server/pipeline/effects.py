@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats
 from resp_server.pipeline.context import CommandContext
@@ -61,7 +61,7 @@ def end_caching(session: Session, table: CommandTable, request: Request) -> None
     """End CLIENT CACHING after the next request, or after the transaction."""
     tracking_state = session.tracking_state
     if tracking_state is not None and tracking_state.is_caching_set:
-        is_exec = table.role_of(request) is Role.EXEC
+        is_exec = table.special_of(request) is SpecialCommand.EXEC
         if is_exec or (session.transaction is None and not table.keeps_caching(request)):
             tracking_state.is_caching_set = False
 

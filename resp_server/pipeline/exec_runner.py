@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from time import perf_counter_ns
 
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command
 from resp_server.limits import STEP_NS_MAX
 from resp_server.pipeline.context import CommandContext, PinnedContext, ServerContext
@@ -190,7 +190,7 @@ class ExecRunner:
         # A queued CLIENT REPLY SKIP suppresses its own reply, and the one after EXEC.
         is_skip = (
             session.reply_mode is ReplyMode.SKIP_NEXT
-            and self._context.server.table.role_of(request) is Role.CLIENT_REPLY
+            and self._context.server.table.special_of(request) is SpecialCommand.CLIENT_REPLY
         )
         is_suppressed = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):

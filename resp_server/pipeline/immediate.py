@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resp_server.cluster.node_view import NodeView
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command
 from resp_server.metrics.slow_log import batch_entry
@@ -287,7 +287,7 @@ class ImmediatePipeline:
                 raise command.refusal()
         except Exception as error:
             return self._rejected(context, command, request, error)
-        if transaction is not None and command.policy.role is Role.EXEC:
+        if transaction is not None and command.policy.special is SpecialCommand.EXEC:
             return begin_exec(context, command, request, transaction, started_ns, self.backend.answer_queued)
         return self.backend.answer(context, command, request, started_ns)
 
@@ -302,7 +302,7 @@ class ImmediatePipeline:
             context.session.transaction.is_aborted = True
         if command is not None:
             self._stats.command_stats(command.name).rejected += 1
-            if command.policy.role is Role.EXEC:
+            if command.policy.special is SpecialCommand.EXEC:
                 self._on_rejected_exec(context.session)
                 context.session.end_transaction()
                 return self.error_reply(ExecAbortError(reply_error_for(self._server, error)))

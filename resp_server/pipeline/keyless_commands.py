@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from resp_server import native
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -25,16 +25,16 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
 
-class OwnRequests(NamedTuple):
+class LocalRequests(NamedTuple):
     """Which requests of a command this process answers alone.
 
     Args:
-        is_own: Returns whether it answers a request of a session, whose user is unrestricted.
-        is_connected: Returns whether a client has connections or a login of its own at other processes. Each request of
-            a client that has none is answered here. None: `is_own` is asked for each.
+        is_local: Returns whether it answers a request of a session, whose user is unrestricted.
+        is_connected: Returns whether a client has dedicated connections or a login of its own. Each request of
+            a client that has none is answered here. None: `is_local` is asked for each.
     """
 
-    is_own: Callable[[Session, Request], bool]
+    is_local: Callable[[Session, Request], bool]
     is_connected: Callable[[Session], bool] | None = None
 
 
@@ -47,8 +47,8 @@ def has_slot(command: Command) -> bool:
 def needs_no_pipeline(command: Command) -> bool:
     """Return whether a command is about the connection or the server."""
     facts, handler = command.facts, command.handler
-    is_of_redis = handler is not None and handler.own is None  # proxies send ours over connections that they share
-    is_of_transaction = facts.group == "transactions" and command.policy.role is not Role.UNWATCH
+    is_of_redis = handler is not None and handler.ours is None  # proxies send ours over connections that they share
+    is_of_transaction = facts.group == "transactions" and command.policy.special is not SpecialCommand.UNWATCH
     return is_of_redis and (not facts.key_specs or has_slot(command)) and not is_of_transaction
 
 
@@ -87,7 +87,7 @@ class CommandCaller:
     """
 
     def __init__(
-        self, server: ServerContext, may_call: Callable[[Command], bool | OwnRequests] = needs_no_pipeline
+        self, server: ServerContext, may_call: Callable[[Command], bool | LocalRequests] = needs_no_pipeline
     ) -> None:
         self._server, self._may_call = server, may_call
         self.commands = KeylessCommands({each.name.encode(): each for each in server.table}, self._command_of)
@@ -116,7 +116,7 @@ class CommandCaller:
             command.policy.keeps_caching,
             command.policy.channels is not None,
             has_slot(command),
-            *(may_call if isinstance(may_call, OwnRequests) else (None, None)),
+            *(may_call if isinstance(may_call, LocalRequests) else (None, None)),
         )
 
     def begin(self, session: Session) -> CommandContext | None:

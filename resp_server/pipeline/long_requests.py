@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Joined, Role, Split, Verb
+from resp_server.command.policy import ReplyMerge, SpecialCommand, Split, Verb
 from resp_server.command.spec import ANY_SLOTS
 from resp_server.command.table import Command
 from resp_server.pipeline.context import CommandContext, PinnedContext
@@ -33,11 +33,11 @@ OnChunk = Callable[[Request], None]
 
 
 # The shape of a reply that is joined.
-SHAPES: Mapping[Joined, type] = {
-    Joined.LIST: list,
-    Joined.SUM: int,
-    Joined.FRAMES: Frames,
-    Joined.ONE_OK: FirstOf,
+SHAPES: Mapping[ReplyMerge, type] = {
+    ReplyMerge.LIST: list,
+    ReplyMerge.SUM: int,
+    ReplyMerge.FRAMES: Frames,
+    ReplyMerge.ONE_OK: FirstOf,
 }
 
 
@@ -86,7 +86,7 @@ def _check_limits(context: CommandContext, command: Command, names: Sequence[byt
     channels = command.policy.channels
     if channels is not None and channels.verb is Verb.SUBSCRIBE:
         _check_subscriptions(context, SubscriptionKind(channels.kind), names)
-    elif command.policy.role is Role.WATCH:
+    elif command.policy.special is SpecialCommand.WATCH:
         _check_watch(context, names)
 
 
@@ -140,9 +140,9 @@ def in_chunks(
     chunks = _chunk_replies(
         PinnedContext(context.session, context.server, view), command, split, request, check, on_chunk
     )
-    count = len(request) - command.words - split.prefix_size if split.joined is Joined.LIST else None
-    has_effect = split.joined in (Joined.FRAMES, Joined.ONE_OK)
-    return Sliced(chunks, partial(context.unpin, view), SHAPES[split.joined], count, has_effect=has_effect)
+    count = len(request) - command.words - split.prefix_size if split.merge is ReplyMerge.LIST else None
+    has_effect = split.merge in (ReplyMerge.FRAMES, ReplyMerge.ONE_OK)
+    return Sliced(chunks, partial(context.unpin, view), SHAPES[split.merge], count, has_effect=has_effect)
 
 
 def _chunk_replies(
@@ -157,13 +157,13 @@ def _chunk_replies(
         on_chunk(chunk)
         if isinstance(reply, Sliced):
             for items in reply.chunks:
-                yield [] if split.joined is Joined.ONE_OK else items
+                yield [] if split.merge is ReplyMerge.ONE_OK else items
             reply.release()
         elif isinstance(reply, Pending):
             yield reply
         else:
-            yield [] if split.joined is Joined.ONE_OK else reply if split.joined is Joined.LIST else [reply]
-    if split.joined is Joined.ONE_OK:
+            yield [] if split.merge is ReplyMerge.ONE_OK else reply if split.merge is ReplyMerge.LIST else [reply]
+    if split.merge is ReplyMerge.ONE_OK:
         yield [OK]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from resp_server.acl.denial import EXEC_DENIAL, EXEC_DENIAL_REASONS
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
@@ -103,9 +103,13 @@ class Transactions:
         """Add the reply to an EXEC or a WATCH that the backend runs; False: this process replies, maybe an error."""
         session, transaction = context.session, context.session.transaction
         command, length = self._table.get(request[0]), len(request)
-        role = None if command is None else command.policy.role
-        is_exec = role is Role.EXEC and length == 1 and transaction is not None and not transaction.is_aborted
-        is_watch = role is Role.WATCH and length > 1 and transaction is None and self._backend.has_keys(session)
+        special = None if command is None else command.policy.special
+        is_exec = (
+            special is SpecialCommand.EXEC and length == 1 and transaction is not None and not transaction.is_aborted
+        )
+        is_watch = (
+            special is SpecialCommand.WATCH and length > 1 and transaction is None and self._backend.has_keys(session)
+        )
         if command is None or not (is_exec or is_watch) or not may_leave(session, command, request):
             return False
         if transaction is not None:

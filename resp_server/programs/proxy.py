@@ -23,7 +23,12 @@ from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.backends.servers.topology_sources import FileSource, LogSource, ProxyTopologySource, RegistrySource
+from resp_server.backends.servers.topology_sources import (
+    FileTopologySource,
+    LogTopologySource,
+    ProxyTopologySource,
+    RegistryTopologySource,
+)
 from resp_server.exporter.proxy_source import ProxySource
 from resp_server.net import event_loop
 from resp_server.net.addresses import host_and_port
@@ -106,13 +111,13 @@ def serve(options: argparse.Namespace) -> None:
 def _sources(options: argparse.Namespace) -> Sequence[ProxyTopologySource]:
     """Return the topology source of each application; ValueError for invalid options."""
     token = token_of(options) if options.registry else ""
-    result: list[ProxyTopologySource] = [FileSource(path) for path in options.cluster]
+    result: list[ProxyTopologySource] = [FileTopologySource(path) for path in options.cluster]
     for text in options.registry:
         try:
-            result.append(RegistrySource(*host_and_port(text), token))
+            result.append(RegistryTopologySource(*host_and_port(text), token))
         except ValueError as error:
             raise ValueError(f"--registry: {error}") from None
-    result += [LogSource(open_filesystem(root)) for root in options.log]
+    result += [LogTopologySource(open_filesystem(root)) for root in options.log]
     if not 1 <= len(result) <= APPLICATIONS_MAX:
         raise ValueError(
             f"{len(result)} applications are given; give 1 to {APPLICATIONS_MAX} by --log, --registry or --cluster"

@@ -30,7 +30,7 @@ from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_stores import ServerStores
 from resp_server.backends.servers.state_cluster import StateCluster
-from resp_server.backends.servers.topology_sources import ServerSource
+from resp_server.backends.servers.topology_sources import ServerTopologySource
 from resp_server.net import children
 from resp_server.net.addresses import address_of
 from resp_server.net.children import PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, RestartPause
@@ -64,7 +64,7 @@ async def serve_with_upstream(
     """Start both, and answer clients until a signal, the end of the parent or of the leases; return the exit code."""
     try:
         async with StateServerProcess(options) as server:
-            source = ServerSource(server.address, server.is_loaded)
+            source = ServerTopologySource(server.address, server.is_loaded)
             source.cluster = StateCluster(source.name, ServerAccess(server.password), stores=server.stores)
             await answer_clients(
                 options,

@@ -42,7 +42,7 @@ class Attached(NamedTuple):
 
 
 @dataclass
-class Failure:
+class AttachFailure:
     """Why a query could not be attached."""
 
     checkpoint: str
@@ -57,7 +57,7 @@ class FollowedQueries:
         self._sources = sources
         self._attach = attach
         self._attached: dict[Key, Attached] = {}
-        self._failures: dict[Key, Failure] = {}
+        self._failures: dict[Key, AttachFailure] = {}
         self._waiting: set[Key] = set()  # for their first committed micro-batch
         self._next_look_s = dict.fromkeys((source.number for source in sources), 0.0)
         self._look_errors: dict[int, str] = {}
@@ -162,4 +162,4 @@ class FollowedQueries:
         before = self._failures.get(key)
         if before is None or (before.checkpoint, before.error) != (checkpoint, error):
             logger.warning("%s is left out: %s", checkpoint, error)
-        self._failures[key] = Failure(checkpoint, error, time.monotonic() + RETRY_INTERVAL_S)
+        self._failures[key] = AttachFailure(checkpoint, error, time.monotonic() + RETRY_INTERVAL_S)

@@ -1,7 +1,7 @@
 """One write transaction of an LMDB store: the changes of an epoch. `lmdb.expiry` removes expired keys.
 
 `value_writer`, `map_writer`, `list_writer` and `set_writer` write the keys of each kind of state, one at a time.
-`fast_values` writes values and small maps, many at a time.
+`bulk_writer` writes values and small maps, many at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import lmdb
 from state_backend.codec.checksums import with_checksum
 from state_backend.codec.keep_by_order import row_order_of
 from state_backend.codec.reductions import reduction_of
+from state_backend.lmdb.bulk_writer import BulkWriter
 from state_backend.lmdb.events import EventWriter, KeyBefore, events_between, key_before, stale_events
-from state_backend.lmdb.fast_values import FastValues
 from state_backend.lmdb.folds import Folds
 from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.key_writer import KeyWriter, KindWriter, WrittenState
@@ -86,7 +86,7 @@ class LmdbTransaction:
         self._folds = Folds(self._keys, values)
         self._ordered_changes = OrderedChanges(self._keys, self._folds)
         self._states: dict[str, WrittenState] = {}
-        self._fast_values = FastValues(self._keys, self._states)
+        self._bulk_writer = BulkWriter(self._keys, self._states)
         self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
 
@@ -148,13 +148,13 @@ class LmdbTransaction:
                 self.apply(run)
         else:
             for batch in _batches(runs):
-                for run in self._fast_values.put_runs(batch, pages):
+                for run in self._bulk_writer.put_runs(batch, pages):
                     self.apply(run)
 
     def apply(self, run: pa.RecordBatch) -> None:
         """Apply a run. The changes of one key are contiguous in it, so a map is read and written once."""
-        if not self._replaced_numbers and self._fast_values.takes(run):
-            run = self._fast_values.put_run(run)
+        if not self._replaced_numbers and self._bulk_writer.can_take(run):
+            run = self._bulk_writer.put_run(run)
         if not run.num_rows:
             return
         get, now_ms, touched, events = self._keys.records.get, self._now_ms, self._touched, self._keys.events

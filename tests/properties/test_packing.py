@@ -145,10 +145,10 @@ def test_store_of_packed_values_is_one_that_general_path_makes(
     canceled: dict[bytes, set[bytes]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for module in ("fast_values", "value_writer"):
+        for module in ("bulk_writer", "value_writer"):
             stack.enter_context(patch(f"state_backend.lmdb.{module}.PIECE_BYTES", 700))
         stack.enter_context(patch("state_backend.lmdb.transaction.ROWS_MAX", rows_max))
-        stack.enter_context(patch("state_backend.lmdb.fast_values.ROWS_MAX", 100))
+        stack.enter_context(patch("state_backend.lmdb.bulk_writer.ROWS_MAX", 100))
         stack.enter_context(patch("state_backend.codec.packed_map.FIELDS_MAX", 3))
         stack.enter_context(patch("state_backend.codec.packed_map.BYTES_MAX", 900))
         stack.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", run_rows))

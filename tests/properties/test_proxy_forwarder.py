@@ -25,7 +25,7 @@ from resp_server.backends.servers.native import forwarder
 from resp_server.backends.servers.requests import ServerRequest, read_point
 from resp_server.command.keys import KeyRange
 from resp_server.command.overlay_commands import OverlayCommands
-from resp_server.command.policy import Joined, Role
+from resp_server.command.policy import ReplyMerge, SpecialCommand
 from resp_server.commands import command_table
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import ReplyError, TryAgainError
@@ -151,14 +151,14 @@ class Scene:
         )
         self.cluster.epochs.newest, self.cluster.epochs.seen["here:1"] = NEW[0], {"job": (1, 1)}
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
-        rows: list[tuple[str, int, int, Sequence[KeyRange], Joined | None, Role | None]] = [
+        rows: list[tuple[str, int, int, Sequence[KeyRange], ReplyMerge | None, SpecialCommand | None]] = [
             ("get", 2, 2, FIRST, None, None),
-            ("mget", 2, 1024, ALL, Joined.LIST, Role.MGET),
+            ("mget", 2, 1024, ALL, ReplyMerge.LIST, SpecialCommand.MGET),
             ("strlen", 2, 2, FIRST, None, None),
-            ("exists", 2, 1024, ALL, Joined.SUM, None),
+            ("exists", 2, 1024, ALL, ReplyMerge.SUM, None),
             ("zunion", 3, 1024, COUNTED, None, None),
-            ("multi", 1, 1, (), None, Role.MULTI),
-            ("exec", 1, 1, (), None, Role.EXEC),
+            ("multi", 1, 1, (), None, SpecialCommand.MULTI),
+            ("exec", 1, 1, (), None, SpecialCommand.EXEC),
         ]
         self.tallies |= {name: CommandStats() for name, *_ in rows if name not in self.tallies}
         assert forwarder is not None
@@ -176,11 +176,11 @@ class Scene:
         patterns: Mapping[int, Sequence[KeyOwner]],
         connection_of: Callable[[int, int, int], Any] | None = None,
         cache: Any = None,
-        rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, int, CommandStats]] = (),
+        rows: Sequence[tuple[str, bool, bool, Sequence[KeyRange], SpecialCommand | None, bool, int, CommandStats]] = (),
     ) -> None:
-        few: list[tuple[str, bool, bool, Sequence[KeyRange], Role | None]] = [
+        few: list[tuple[str, bool, bool, Sequence[KeyRange], SpecialCommand | None]] = [
             ("get", True, False, FIRST, None),
-            ("mget", True, False, ALL, Role.MGET),
+            ("mget", True, False, ALL, SpecialCommand.MGET),
             ("set", False, False, FIRST, None),
             ("del", False, False, ALL, None),
             ("exists", True, False, ALL, None),
@@ -189,7 +189,7 @@ class Scene:
             ("zunion", True, False, COUNTED, None),
             ("eval", False, True, [KeyRange(2, counted_from=1)], None),
             ("publish", False, True, (), None),
-            ("watch", False, False, ALL, Role.WATCH),
+            ("watch", False, False, ALL, SpecialCommand.WATCH),
         ]
         self.forwarder.set_upstream(
             connection_of or (lambda client, protocol, database: self.databases[database]),

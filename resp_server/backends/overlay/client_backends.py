@@ -16,8 +16,8 @@ from resp_server.backends.servers.field_names import FieldRules, has_fields
 from resp_server.backends.servers.keyspace_queries import KeyspaceQuery
 from resp_server.backends.servers.request_split import within
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policies import role_of
-from resp_server.command.policy import Role
+from resp_server.command.policies import special_of
+from resp_server.command.policy import SpecialCommand
 from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.answers import ReadSeenEpochs, run_into
 from resp_server.raw_replies.reply_sinks import Defer, ReplySink
@@ -27,10 +27,10 @@ from resp_server.session.session import Session
 
 # The replies of states that have no keys.
 NO_KEYS = {
-    Role.SCAN: b"*2\r\n$1\r\n0\r\n*0\r\n",
-    Role.KEYS: b"*0\r\n",
-    Role.RANDOMKEY: b"$-1\r\n",
-    Role.DBSIZE: b":0\r\n",
+    SpecialCommand.SCAN: b"*2\r\n$1\r\n0\r\n*0\r\n",
+    SpecialCommand.KEYS: b"*0\r\n",
+    SpecialCommand.RANDOMKEY: b"$-1\r\n",
+    SpecialCommand.DBSIZE: b":0\r\n",
 }
 
 
@@ -99,11 +99,11 @@ class ClientBackends:
 
     def to_states(self, request: Request, sink: ReplySink, index: int) -> None:
         """Send a request to all state servers, or for SCAN to that of the cursor."""
-        session, role = self._session, role_of(request[0])
+        session, special = self._session, special_of(request[0])
         # Counting states' keys in a database other than 0 would mean reading all their names.
-        assert role is not None
-        if not self._has_states or (self._database and role is Role.DBSIZE):
-            sink.put(index, NO_KEYS[role])
+        assert special is not None
+        if not self._has_states or (self._database and special is SpecialCommand.DBSIZE):
+            sink.put(index, NO_KEYS[special])
             return
         # State servers check which keys the user may read, but do not know their other names.
         readable = () if self._is_named else within(session.user)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from resp_server.backends.redis.logins import Login
-from resp_server.command.policies import role_of
-from resp_server.command.policy import Role
+from resp_server.command.policies import special_of
+from resp_server.command.policy import SpecialCommand
 from resp_server.protocol.request_parser import Request
 
 
@@ -23,10 +23,10 @@ class LoginRequest(NamedTuple):
 
 def login_in(request: Request) -> LoginRequest | None:
     """Return the login in a request; None if it has none or has a syntax error, which the proxy replies to."""
-    role, words = role_of(request[0]), len(request)
-    if role is Role.AUTH and words in (2, 3):
+    special, words = special_of(request[0]), len(request)
+    if special is SpecialCommand.AUTH and words in (2, 3):
         return LoginRequest(Login(request[1] if words == 3 else b"", request[-1]))
-    if role is not Role.HELLO:
+    if special is not SpecialCommand.HELLO:
         return None
     at = 2
     while at < words:

@@ -30,20 +30,20 @@ class ClientLogins:
     """Logs clients in at the upstream, selects their databases, and ends both.
 
     Args:
-        own: Runs HELLO after a login.
+        local: Runs HELLO after a login.
     """
 
     def __init__(
         self,
         server: ServerContext,
-        own: ImmediateBackend,
+        local: ImmediateBackend,
         logins: Logins,
         dedicated: DedicatedRequests,
         ownership: Ownership,
         cached: CachedReads,
         subscriptions: OverlaySubscriptions,
     ) -> None:
-        self._server, self._own = server, ImmediatePipeline(server, own, check)
+        self._server, self._local = server, ImmediatePipeline(server, local, check)
         self._logins, self._dedicated, self._ownership = logins, dedicated, ownership
         self._cached, self._subscriptions = cached, subscriptions
 
@@ -60,7 +60,7 @@ class ClientLogins:
                 return Answer(b"")
             self._dedicated.leave(session)  # its connection is logged in as the previous user
             session.authenticate(self._server.users.default)
-            reply = OK if request.rest is None else self._own.reply_to(context, request.rest)
+            reply = OK if request.rest is None else self._local.reply_to(context, request.rest)
             assert isinstance(reply, bytes)  # HELLO replies at once
             return Answer(reply)
 
@@ -73,7 +73,7 @@ class ClientLogins:
     def knows(self, session: Session) -> bool:
         """Return whether a client has a login or a connection at the upstream, so that RESET ends something there."""
         has_login = session.id in self._logins.by_client
-        return has_login or self._dedicated.has_own(session.id, self._logins.pools)
+        return has_login or self._dedicated.has_connection(session.id, self._logins.pools)
 
     def leave(self, session: Session) -> None:
         """End a client's connections, login and subscriptions at the upstream."""

@@ -19,7 +19,7 @@ from resp_server.protocol.replies import Pending, Reply
 NAMES_MAX = 128
 
 
-class OwnershipControl(OverlayControl):
+class OverlayBackendControl(OverlayControl):
     """Shows and changes the owners of keys."""
 
     def __init__(

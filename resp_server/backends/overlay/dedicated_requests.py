@@ -33,7 +33,7 @@ class DedicatedRequests:
         upstream.block(session.id, session.protocol, routed, request, future, 0, caching=caching)
         return await future
 
-    def has_own(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
+    def has_connection(self, client: int, pools: Iterable[UpstreamPool]) -> bool:
         """Return whether a client has a connection of its own, among those of some pools."""
         return bool([pool for pool in pools if client in pool.dedicated.by_client])
 

@@ -37,8 +37,8 @@ def split_by_backend(route: Route, request: Request) -> SplitRead:
     if route.destination is Destination.PREFERRED:
         return _preferred(route, request)
     request = request if route.request is None else route.request
-    others = {*route.state_keys, *route.preferred, *route.fields}
-    theirs = [at for at in range(1, len(request)) if at not in others]
+    of_states = {*route.state_keys, *route.preferred, *route.fields}
+    theirs = [at for at in range(1, len(request)) if at not in of_states]
     ours = list(route.state_keys)
     upstream = [_part(request, theirs)] if theirs else []
     states = [_part(request, ours)] if ours else []

@@ -56,7 +56,7 @@ class ForwarderRules:
             for each in plain
             if len(each.name) <= FORWARDED_NAME_BYTES_MAX
         ]
-        self._forwarder.set_upstream(self._connection_of, self._own_clients, self._cache_of, rows)
+        self._forwarder.set_upstream(self._connection_of, self._dedicated_clients, self._cache_of, rows)
 
     def set_key_owners(self) -> None:
         """Give the forwarder the owners of keys. Before all owners are known, it forwards nothing."""
@@ -77,10 +77,10 @@ class ForwarderRules:
             self._forwarder.hold(is_held, are_publishing_held)
 
     @property
-    def _own_clients(self) -> Sequence[Mapping[int, object]]:
+    def _dedicated_clients(self) -> Sequence[Mapping[int, object]]:
         """The clients with connections of their own; all others keep the one that they get from `_connection_of`."""
-        own = self._logins.own.of(0).own_connections
-        return () if own is None else (own, self._logins.by_client)
+        dedicated = self._logins.default.of(0).dedicated_connections
+        return () if dedicated is None else (dedicated, self._logins.by_client)
 
     def _connection_of(self, client: int, protocol: int, database: int) -> UpstreamConnection | NodeConnections | None:
         """Return a client's connection to a database; None: the general path opens one, or replies an error."""
@@ -91,9 +91,9 @@ class ForwarderRules:
 
     def _cache_of(self, client: int, database: int) -> ResultCache | None:
         """Return the cache for a client of the forwarder; None: the client gets no cached replies."""
-        databases = self._logins.own
+        databases = self._logins.default
         if self._has_client_logins or not databases.is_open(database):
             return None
-        if self._dedicated.has_own(client, databases.of(database).pools):
+        if self._dedicated.has_connection(client, databases.of(database).pools):
             return None
         return self._cached.for_forwarder(self._ownership.matcher.has_exactly_cached)

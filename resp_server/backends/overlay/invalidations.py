@@ -26,7 +26,7 @@ class OverlayInvalidations:
 
     def is_dropped_notification(self, database: bytes, key: bytes) -> bool:
         """Return whether states send the notifications of a key in a database."""
-        decide = self._ownership.matcher.decider(self._logins.own.number_of(database))
+        decide = self._ownership.matcher.decider(self._logins.default.number_of(database))
         return decide(key).owner is Owner.STATE
 
     def of_upstream(self, session: Session, keys: Sequence[bytes] | None) -> None:

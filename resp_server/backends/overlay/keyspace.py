@@ -17,8 +17,8 @@ from resp_server.backends.routing.rules import Rule
 from resp_server.backends.routing.scan_cursor import ScanPosition, after
 from resp_server.backends.servers.field_names import NO_RULES, FieldRules, may_match
 from resp_server.backends.servers.request_split import NO_KEY
-from resp_server.command.policies import role_of
-from resp_server.command.policy import Role
+from resp_server.command.policies import special_of
+from resp_server.command.policy import SpecialCommand
 from resp_server.protocol.errors import GenericError, TryAgainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import encode
@@ -109,7 +109,7 @@ class ListingFilter(NamedTuple):
 
 def _options_of(request: Request) -> tuple[Request, bytes | None, bytes | None]:
     """Split a SCAN or KEYS: without patterns and types, and these."""
-    if role_of(request[0]) is Role.KEYS:
+    if special_of(request[0]) is SpecialCommand.KEYS:
         return (request[0], b"*"), request[1], None
     kept, pattern, type_name = [*request[:2]], None, None
     for index in range(2, len(request), 2):
@@ -184,14 +184,16 @@ def visible_keys(
     return raw_reply_of([b"*%d\r\n" % len(found), *found])
 
 
-async def query_both(backends: KeyspaceBackends, keys: ListingFilter, role: Role | None, request: Request) -> Answer:
+async def query_both(
+    backends: KeyspaceBackends, keys: ListingFilter, special: SpecialCommand | None, request: Request
+) -> Answer:
     """Answer KEYS, RANDOMKEY or DBSIZE from both backends."""
-    if role is Role.RANDOMKEY:
+    if special is SpecialCommand.RANDOMKEY:
         return await _random_key(backends, keys)
     count, replies = backends.node_count, Replies()
     for node in range(count):
         replies.ask(partial(backends.to_node, node, request))
-    if role is Role.DBSIZE:
+    if special is SpecialCommand.DBSIZE:
         replies.ask(partial(backends.to_states, request))
         return await replies.merge(sum_of_replies, backends.defer)
     run_into(_state_names(backends, keys.state_listing(request)), replies, replies.expect())

@@ -21,12 +21,12 @@ from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination
 from resp_server.backends.routing.router import Router
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import Role, Verb
+from resp_server.command.policy import SpecialCommand, Verb
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch, between_batches
 from resp_server.pipeline.context import CommandContext, ServerContext
-from resp_server.pipeline.keyless_commands import OwnRequests
+from resp_server.pipeline.keyless_commands import LocalRequests
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import Retry
 from resp_server.protocol.request_parser import Request
@@ -71,8 +71,8 @@ class Listening:
         """Return the pool of the node that sends a client the messages of channels; None: no node is known."""
         upstream = self._sender.upstream_of(session)
         for pool in upstream.pools:
-            own = pool.dedicated.get(session.id)
-            if own is not None and own.is_listening and own.is_for_messages:
+            connection = pool.dedicated.get(session.id)
+            if connection is not None and connection.is_listening and connection.is_for_messages:
                 return pool
         return upstream.message_pool
 
@@ -81,7 +81,7 @@ class Listening:
     ) -> ReplyBatch | None:
         """Have the upstream confirm a command; return the batch for the proxy's reply, or None after a refusal."""
         session = context.session
-        if session.transaction is not None and routed.policy.role is Role.MONITOR:
+        if session.transaction is not None and routed.policy.special is SpecialCommand.MONITOR:
             return batch  # EXEC replies Redis' error
         if self._needs_confirmation(context, routed, request):
             if is_about_keys(routed.name, request):
@@ -91,14 +91,14 @@ class Listening:
             return await self.subscriptions.confirmed(routed.name, request, session, batch)
         return batch
 
-    def own_requests(self, command: Command, is_connected: Callable[[Session], bool]) -> OwnRequests | None:
+    def local_requests(self, command: Command, is_connected: Callable[[Session], bool]) -> LocalRequests | None:
         """Return for which requests outside of MULTI the upstream has nothing to do; None: for none, as MONITOR."""
         channels, subscriptions = command.policy.channels, self.subscriptions
         if channels is not None:
             is_unchanged = partial(subscriptions.is_unchanged, channels.verb, SubscriptionKind(channels.kind))
-            return OwnRequests(is_unchanged, is_connected if channels.verb is Verb.UNSUBSCRIBE else None)
-        if command.policy.role is Role.CLIENT_TRACKING:
-            return OwnRequests(subscriptions.is_without_tracking)
+            return LocalRequests(is_unchanged, is_connected if channels.verb is Verb.UNSUBSCRIBE else None)
+        if command.policy.special is SpecialCommand.CLIENT_TRACKING:
+            return LocalRequests(subscriptions.is_without_tracking)
         return None
 
     def keep_order(self, context: CommandContext, routed: OverlayCommand, request: Request) -> None:
@@ -129,7 +129,7 @@ class Listening:
             return None
         requests: Sequence[Request] = (request,)
         if session.transaction is not None:
-            requests = session.transaction.requests if self._table.role_of(request) is Role.EXEC else ()
+            requests = session.transaction.requests if self._table.special_of(request) is SpecialCommand.EXEC else ()
         publishes = any(map(self._publishes, requests))
         if not publishes and not any(self._is_for_upstream(each, session.db) for each in requests):
             return None

@@ -52,7 +52,7 @@ def chunks_of(routed: OverlayCommand, request: LongRequest) -> Iterator[Request]
         yield [request[0], *short[index : index + CHUNK_ARGUMENTS]]
 
 
-class LongRequests:
+class OverlayLongRequests:
     """Routes and sends long requests."""
 
     def __init__(self, sender: RouteSender) -> None:

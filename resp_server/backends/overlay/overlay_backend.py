@@ -12,12 +12,12 @@ from typing import Any, assert_never, cast
 
 from resp_server.backends.overlay.client_login import login_in
 from resp_server.backends.overlay.client_logins import ClientLogins
-from resp_server.backends.overlay.control import OwnershipControl
+from resp_server.backends.overlay.control import OverlayBackendControl
 from resp_server.backends.overlay.dedicated_requests import DedicatedRequests
 from resp_server.backends.overlay.forwarder_rules import ForwarderRules
 from resp_server.backends.overlay.invalidations import OverlayInvalidations
 from resp_server.backends.overlay.listening import Listening, may_replicate
-from resp_server.backends.overlay.long_requests import LongRequests, is_long
+from resp_server.backends.overlay.long_requests import OverlayLongRequests, is_long
 from resp_server.backends.overlay.owner_changes import OwnerChanges
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.sentinel_replies import sentinel_reply
@@ -37,7 +37,7 @@ from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user, may_leave
@@ -45,7 +45,7 @@ from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
 from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
-from resp_server.pipeline.keyless_commands import OwnRequests
+from resp_server.pipeline.keyless_commands import LocalRequests
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode
@@ -85,7 +85,7 @@ class OverlayBackend:
         allowed: Collection[str] = (),
     ) -> None:
         self._server, self._servers = server, servers
-        self.own, self.forwarder = servers.own, servers.forwarder
+        self.local, self.forwarder = servers.local, servers.forwarder
         self._has_client_logins, self._sentinel_master = has_client_logins, upstream.url.master.encode()
         self._logins = Logins(Databases(upstream))
         self._dedicated = DedicatedRequests(self._logins)
@@ -130,31 +130,35 @@ class OverlayBackend:
             self._changes,
             self._forwarder_rules,
         )
-        self.control = server.proxy.overlay_control = OwnershipControl(
+        self.control = server.proxy.overlay_control = OverlayBackendControl(
             ownership, self._shadow, self._changes.reload(upstream), lambda: self.owners.is_loading
         )
         cached, subscriptions = self._changes.cached, self._listening.subscriptions
-        self._clients = ClientLogins(server, self.own, self._logins, self._dedicated, ownership, cached, subscriptions)
+        self._clients = ClientLogins(
+            server, self.local, self._logins, self._dedicated, ownership, cached, subscriptions
+        )
         self._transactions = OverlayTransactions(server.table, servers, self._sender, self._dedicated)
-        self._long = LongRequests(self._sender)
+        self._long = OverlayLongRequests(self._sender)
         servers.call_commands(self.may_call)
         self._follow(upstream)
 
-    def may_call(self, command: Command) -> bool | OwnRequests:
+    def may_call(self, command: Command) -> bool | LocalRequests:
         """Return whether the proxy runs a command itself, and the upstream has nothing to do for it, or a request."""
-        routed, role = self.router.commands.of(command.name.encode().split(b"|")), command.policy.role
-        is_login = self._has_client_logins and role in (Role.AUTH, Role.HELLO)
-        is_local = routed is not None and routed.answered_by_row is AnsweredBy.LOCAL and role is not Role.SELECT
+        routed, special = self.router.commands.of(command.name.encode().split(b"|")), command.policy.special
+        is_login = self._has_client_logins and special in (SpecialCommand.AUTH, SpecialCommand.HELLO)
+        is_local = (
+            routed is not None and routed.answered_by_row is AnsweredBy.LOCAL and special is not SpecialCommand.SELECT
+        )
         if is_local and listens(command.policy):
-            return self._listening.own_requests(command, self._clients.knows) or False
+            return self._listening.local_requests(command, self._clients.knows) or False
         if not is_local or is_login or not self._servers.may_call(command):
             return False
-        if role is Role.RESET:  # it closes the client's connection
-            return OwnRequests(lambda session, request: False, self._clients.knows)
-        if role is Role.UNWATCH:
-            return OwnRequests(lambda session, request: not self._dedicated.has_watched(session), self._clients.knows)
-        if role is Role.CLIENT_UNBLOCK:
-            return OwnRequests(lambda session, request: not self._dedicated.blocked(request))
+        if special is SpecialCommand.RESET:  # it closes the client's connection
+            return LocalRequests(lambda session, request: False, self._clients.knows)
+        if special is SpecialCommand.UNWATCH:
+            return LocalRequests(lambda session, request: not self._dedicated.has_watched(session), self._clients.knows)
+        if special is SpecialCommand.CLIENT_UNBLOCK:
+            return LocalRequests(lambda session, request: not self._dedicated.blocked(request))
         return True
 
     def _follow(self, upstream: Upstream) -> None:
@@ -178,7 +182,7 @@ class OverlayBackend:
     def poll(self, poller: Any) -> None:
         """Use the compiled core's epoll for the connections to servers and to the upstream."""
         self._servers.poll(poller)
-        for each in (*self._logins.own, *self._logins.own.pools):
+        for each in (*self._logins.default, *self._logins.default.pools):
             each.poller = poller
 
     def stop(self) -> None:
@@ -237,7 +241,7 @@ class OverlayBackend:
                     is_answered = unanswered is None
                     batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
                 case Destination.STATES:
-                    is_history = found.routed.policy.role is Role.STATE_HISTORY
+                    is_history = found.routed.policy.special is SpecialCommand.STATE_HISTORY
                     is_answered = is_history and self._answer_history(context, found.routed, request, batch)
                 case (
                     Destination.UPSTREAM
@@ -274,20 +278,22 @@ class OverlayBackend:
     def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
         """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
         policy = route.routed.policy
-        if policy.role is None and not (
+        if policy.special is None and not (
             route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_replication
         ):
             return False  # as most requests
         if route.destination is Destination.LOCAL:
-            if policy.role is Role.RESET:  # it closes the client's connection
-                return self._dedicated.has_own(session.id, self._logins.pools)
+            if policy.special is SpecialCommand.RESET:  # it closes the client's connection
+                return self._dedicated.has_connection(session.id, self._logins.pools)
             return listens(policy) and session.transaction is None
         if session.transaction is not None:
             return False
         if route.destination is Destination.SELECT and len(request) == 2:
             return self._logins.of(session.id).number_of(request[1]) != session.db
-        needs_own = policy.role is Role.WATCH or policy.kills_a_script
-        is_first = needs_own and not self._dedicated.has_own(session.id, self._sender.upstream_of(session).pools)
+        needs_dedicated = policy.special is SpecialCommand.WATCH or policy.kills_a_script
+        is_first = needs_dedicated and not self._dedicated.has_connection(
+            session.id, self._sender.upstream_of(session).pools
+        )
         return route.is_blocking or is_first or policy.changes_replication
 
     def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
@@ -312,7 +318,7 @@ class OverlayBackend:
 
     def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
         """Answer a request for the upstream, or for both backends, outside of MULTI."""
-        session, routed, role = context.session, route.routed, route.routed.policy.role
+        session, routed, special = context.session, route.routed, route.routed.policy.special
         if not is_long(request):  # the rights to a long one were checked in steps
             check_routed_user(context, routed, request)
         if routed.policy.kills_a_script:
@@ -334,10 +340,10 @@ class OverlayBackend:
         self._server.stats.command_stats(routed.name).calls += 1
         if routed.is_subscription:
             self._listening.subscriptions.begin_module_subscription(routed.name, session)
-        if role is Role.WATCH:
+        if special is SpecialCommand.WATCH:
             self._transactions.watch(context, route, request, batch)
         elif route.destination is Destination.ALL_KEYS:
-            self._sender.query_keyspace(role, request, session, batch)
+            self._sender.query_keyspace(special, request, session, batch)
         elif route.is_blocking:
             batch.block()
             batch.is_last = True
@@ -368,18 +374,20 @@ class OverlayBackend:
         Returns:
             The batch for the proxy's reply; None: the reply is there.
         """
-        session, role = context.session, routed.policy.role
-        if role is Role.RESET and len(request) == 1:
+        session, special = context.session, routed.policy.special
+        if special is SpecialCommand.RESET and len(request) == 1:
             if self._listening.subscriptions.end(session, batch):
                 batch = await next_batch()
             self.leave(session)  # so the handler of RESET finds nothing to do
         transaction = session.transaction
-        is_end = transaction is not None and (role is Role.DISCARD or (role is Role.EXEC and transaction.is_aborted))
-        if len(request) == 1 and (is_end or (role is Role.UNWATCH and transaction is None)):
+        is_end = transaction is not None and (
+            special is SpecialCommand.DISCARD or (special is SpecialCommand.EXEC and transaction.is_aborted)
+        )
+        if len(request) == 1 and (is_end or (special is SpecialCommand.UNWATCH and transaction is None)):
             self._dedicated.unwatch(session)
         if listens(routed.policy):
             return await self._listening.confirmed(context, routed, request, batch)
-        if role is Role.CLIENT_UNBLOCK and transaction is None:
+        if special is SpecialCommand.CLIENT_UNBLOCK and transaction is None:
             check_routed_user(context, routed, request)
             if self._dedicated.unblock(request, session, batch):
                 return None
@@ -460,8 +468,8 @@ class OverlayBackend:
 
 def _router_of(server: ServerContext, upstream: Upstream, ownership: Ownership, allowed: Collection[str]) -> Router:
     # Without a file of users at the proxy, ACL LOAD can only be meant for the upstream's.
-    own_commands = (server.table.find(ACL_LOAD).name,) if server.config.aclfile else ()
-    return Router(server.table, ownership, allowed, own_commands, upstream.url.database)
+    answered_here = (server.table.find(ACL_LOAD).name,) if server.config.aclfile else ()
+    return Router(server.table, ownership, allowed, answered_here, upstream.url.database)
 
 
 def _shadow_of(server: ServerContext, servers: ServersBackend, ownership: Ownership) -> Shadow:

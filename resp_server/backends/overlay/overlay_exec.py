@@ -20,8 +20,8 @@ from resp_server.backends.overlay.upstream_transaction import UpstreamTransactio
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
 from resp_server.backends.routing.route import Destination, Route
 from resp_server.command.overlay_commands import OverlayCommand, Routing
-from resp_server.command.policies import role_of
-from resp_server.command.policy import Role
+from resp_server.command.policies import special_of
+from resp_server.command.policy import SpecialCommand
 from resp_server.pipeline.exec_runner import NOTHING_RUN
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import ExecAbortError, GenericError, ReplyError
@@ -152,7 +152,7 @@ class OverlayPlan:
             case Destination.STATES | Destination.LOCAL:
                 # A command that is about states by its name, such as STATE MGET, does not count.
                 self.needs_states |= destination is Destination.STATES and routed.routing is Routing.BY_KEYS
-                if routed.policy.role is Role.CLIENT_CACHING and self._session.tracking_state is not None:
+                if routed.policy.special is SpecialCommand.CLIENT_CACHING and self._session.tracking_state is not None:
                     self._upstream.cache_by(request)
                 return self._add_for_states(request)
             case never:
@@ -215,7 +215,7 @@ class OverlayPlan:
 
         self.needs_states |= sender.has_states(database)
         try:
-            query = sender.keyspace_query(routed.policy.role, request, self._session, database, self._seen, through)
+            query = sender.keyspace_query(routed.policy.special, request, self._session, database, self._seen, through)
             reply = start(query())
             if reply.has_failed:
                 await reply
@@ -368,7 +368,7 @@ def _unchecked_databases(requests: Sequence[Request], databases: Databases, sess
     for index, request in enumerate(requests):
         if index % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
             yield
-        if len(request) == 2 and role_of(request[0]) is Role.SELECT:
+        if len(request) == 2 and special_of(request[0]) is SpecialCommand.SELECT:
             with suppress(GenericError):
                 found.add(databases.number_of(request[1]))
     return {number for number in found if number != session.db and not databases.is_open(number)}

@@ -78,8 +78,8 @@ async def split_read(
         to_owners: Sends a read of the states' keys, which may be of several slots.
     """
     request = request if route.request is None else route.request
-    others = {*route.state_keys, *route.preferred, *route.fields}
-    of_upstream = [at for at in range(1, len(request)) if at not in others]
+    of_states = {*route.state_keys, *route.preferred, *route.fields}
+    of_upstream = [at for at in range(1, len(request)) if at not in of_states]
     replies = Replies(senders.seen)
     if of_upstream:
         replies.ask(partial(senders.to_upstream, _part(request, of_upstream)))

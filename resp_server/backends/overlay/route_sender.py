@@ -27,7 +27,7 @@ from resp_server.backends.servers.request_split import split_by_slot
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.commands.generic import cursor_number
 from resp_server.commands.sort import check_request
 from resp_server.pipeline.batch import ReplyBatch
@@ -77,7 +77,7 @@ class RouteSender:
         self._table, self._tracking = server.table, server.tracking
         self._clusters, self._state_sender, self._logins = servers.clusters, servers.sender, logins
         self._aliases, self._dedicated, self._has_client_logins = aliases, dedicated, has_client_logins
-        self.defer, self.error_reply = server.clients.defer, servers.own.error_reply
+        self.defer, self.error_reply = server.clients.defer, servers.local.error_reply
         self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
         self.new_batch = servers.new_batch
         self.dropped_writes = 0  # requests that had `Destination.DROPPED`
@@ -142,7 +142,11 @@ class RouteSender:
             )
         elif not routed.is_read and (route.changed is None or route.changed):
             batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.replies_suppressed)
-        elif routed.is_read and route.can_overtake_cache and not self._dedicated.has_own(session.id, upstream.pools):
+        elif (
+            routed.is_read
+            and route.can_overtake_cache
+            and not self._dedicated.has_connection(session.id, upstream.pools)
+        ):
             # Others may read cached replies after this one.
             batch.answer(
                 lambda: self.cached.once_cache_is_current(route, session, answering()), session.replies_suppressed
@@ -169,7 +173,7 @@ class RouteSender:
             route.cache_s > 0
             and type(request) is not LongRequest
             and not self._has_client_logins
-            and not self._dedicated.has_own(session.id, self.upstream_of(session).pools)
+            and not self._dedicated.has_connection(session.id, self.upstream_of(session).pools)
         )
 
     def _senders(self, session: Session, routed: OverlayCommand, seen: ReadSeenEpochs) -> ClientSenders:
@@ -210,7 +214,7 @@ class RouteSender:
 
     def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
-        if route.routed.policy.role is Role.SORT_RO:
+        if route.routed.policy.special is SpecialCommand.SORT_RO:
             check_request(session.user, request)
         senders, (read,) = self._senders(session, route.routed, batch.seen), route.preferred.values()
         batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.replies_suppressed)
@@ -274,13 +278,15 @@ class RouteSender:
 
         batch.answer(answering, session.replies_suppressed)
 
-    def query_keyspace(self, role: Role | None, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def query_keyspace(
+        self, special: SpecialCommand | None, request: Request, session: Session, batch: ReplyBatch
+    ) -> None:
         """Add the pending reply to a request about all keys."""
-        batch.answer(self.keyspace_query(role, request, session, session.db, batch.seen), session.replies_suppressed)
+        batch.answer(self.keyspace_query(special, request, session, session.db, batch.seen), session.replies_suppressed)
 
     def keyspace_query(
         self,
-        role: Role | None,
+        special: SpecialCommand | None,
         request: Request,
         session: Session,
         database: int,
@@ -304,6 +310,6 @@ class RouteSender:
                 is_named=keys.is_named,
             )
         )
-        if role is Role.SCAN:
+        if special is SpecialCommand.SCAN:
             return partial(scan, backends, keys, request, position_of(cursor_number(request[1]), backends.node_count))
-        return partial(query_both, backends, keys, role, request)
+        return partial(query_both, backends, keys, special, request)

@@ -30,7 +30,7 @@ from resp_server.backends.routing.shadow_compare import Outcome, outcome_of, sho
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
@@ -133,7 +133,9 @@ class Shadow:
         self, shadowed: Sequence[Shadowed], routed: OverlayCommand, protocol: int, upstream: Upstream, reply: RawReply
     ) -> None:
         text = b"" if len(reply) > COMPARED_BYTES_MAX else as_bytes(reply)
-        items = [text] if len(shadowed) == 1 and routed.policy.role is not Role.MGET else _items_of_mget(text)
+        items = (
+            [text] if len(shadowed) == 1 and routed.policy.special is not SpecialCommand.MGET else _items_of_mget(text)
+        )
         for each in shadowed:
             counts = self._counts.get(each.rule)
             if counts is None:
@@ -275,7 +277,7 @@ class ComparedRead:
                 if not self._shadow.follow(self):
                     return
 
-    async def _both_replies(self, upstream_reply: bytes | None = None) -> _Replies | None:
+    async def _both_replies(self, upstream_reply: bytes | None = None) -> _ReplyPair | None:
         """Return the replies of both backends; None: a backend has replied an error.
 
         Args:
@@ -297,17 +299,17 @@ class ComparedRead:
         if any(is_error(each) and not each.startswith(WRONG_TYPE) for each in (upstream, state)):
             return None
         await CallbackWait(self._shadow.in_turn)
-        return _Replies(time.monotonic(), self._epoch(answer.epochs), upstream, state)
+        return _ReplyPair(time.monotonic(), self._epoch(answer.epochs), upstream, state)
 
     def _text(self, reply: RawReply) -> bytes:
         text = as_bytes(reply) if len(reply) <= COMPARED_BYTES_MAX else b"-too long\r\n"
-        is_nil = self._routed.policy.role is Role.MGET and text.startswith(WRONG_TYPE)  # it is read by GET
+        is_nil = self._routed.policy.special is SpecialCommand.MGET and text.startswith(WRONG_TYPE)  # it is read by GET
         return b"$-1\r\n" if is_nil else text
 
     def _outcome(self, upstream: bytes, state: bytes) -> Outcome:
         return outcome_of(self._shadowed.name, upstream, state, self._shadowed.rule.tolerance)
 
-    def _behind(self, first: _Replies, now: _Replies, outcome: Outcome) -> str | None:
+    def _behind(self, first: _ReplyPair, now: _ReplyPair, outcome: Outcome) -> str | None:
         """Return the backend that has caught up since the first replies; None: none has, or none was behind."""
         if now is first:
             return None
@@ -319,7 +321,7 @@ class ComparedRead:
             return "upstream"
         return "state" if self._outcome(first.upstream, now.state) is Outcome.EQUAL else None
 
-    def _difference(self, outcome: Outcome, now: _Replies) -> Difference:
+    def _difference(self, outcome: Outcome, now: _ReplyPair) -> Difference:
         read = self._shadowed
         upstream, state = shown_replies(read.name, now.upstream, now.state, read.rule.tolerance)
         command = shown_request(read.upstream_request)
@@ -330,8 +332,8 @@ class ComparedRead:
         return next((epoch[job][1] for epoch in epochs if job is not None and job in epoch), None)
 
 
-class _Replies(NamedTuple):
-    """The replies of both backends at one time.
+class _ReplyPair(NamedTuple):
+    """The replies of both backends, taken at one time.
 
     Args:
         at_s: Monotonic.
@@ -344,7 +346,7 @@ class _Replies(NamedTuple):
     state: bytes
 
 
-def _lag(backend: str, first: _Replies, now: _Replies) -> Lag:
+def _lag(backend: str, first: _ReplyPair, now: _ReplyPair) -> Lag:
     is_known = first.epoch is not None and now.epoch is not None
     epochs = max(0, (now.epoch or 0) - (first.epoch or 0)) if is_known else None
     return Lag(backend, int((now.at_s - first.at_s) * 1000), epochs)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.command.policies import policy_of
-from resp_server.command.policy import Role, Verb
+from resp_server.command.policy import SpecialCommand, Verb
 from resp_server.protocol.request_parser import Request
 from resp_server.push.keyspace_notifications import may_match_notifications
 from resp_server.session.session import Session
@@ -58,7 +58,7 @@ def parts_of(
     """Return the requests for each node; ReplyError if the node of a slot is not known."""
     if not upstream.url.is_cluster:
         return [SubscriptionPart(main, request, _confirmations(name, request, session), True)]
-    if policy_of(name).role is Role.MONITOR:
+    if policy_of(name).special is SpecialCommand.MONITOR:
         return [SubscriptionPart(master, request, 0, master is main, True) for master in upstream.masters]
     names = request[1:] or _subscribed(name, session)
     kind = kind_of(name)
@@ -87,8 +87,8 @@ def _of_shards(
 
 
 def _listens(pool: UpstreamPool, session: Session) -> bool:
-    own = pool.dedicated.get(session.id)
-    return own is not None and own.is_listening
+    connection = pool.dedicated.get(session.id)
+    return connection is not None and connection.is_listening
 
 
 def _subscribed(name: str, session: Session) -> Sequence[bytes]:
@@ -97,6 +97,6 @@ def _subscribed(name: str, session: Session) -> Sequence[bytes]:
 
 def _confirmations(name: str, request: Request, session: Session) -> int:
     """Return how many frames confirm a request."""
-    if policy_of(name).role is Role.MONITOR:
+    if policy_of(name).special is SpecialCommand.MONITOR:
         return 0
     return len(request) - 1 or max(1, len(_subscribed(name, session)))

@@ -29,7 +29,7 @@ from resp_server.backends.redis.tracking import Tracking, TrackingRequest
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.redis.url import UpstreamUrl
 from resp_server.command.policies import policy_of
-from resp_server.command.policy import Policy, Role, Verb
+from resp_server.command.policy import Policy, SpecialCommand, Verb
 from resp_server.commands.tracking import TrackingOptions, no_such_client
 from resp_server.pipeline.batch import ReplyBatch, next_batch
 from resp_server.protocol.errors import GenericError
@@ -47,12 +47,12 @@ RESET = pack((b"RESET",))
 # After the upstream's reply, a client's turn begins what the client has sent meanwhile, and its socket is read again.
 # So many turns of the event loop later both have happened, unless the client is paused.
 TURNS_UNTIL_BEGUN = 3
-LISTENING = (Role.MONITOR, Role.CLIENT_TRACKING)
+LISTENING = (SpecialCommand.MONITOR, SpecialCommand.CLIENT_TRACKING)
 
 
 def listens(policy: Policy) -> bool:
     """Return whether a command is handled by `OverlaySubscriptions`."""
-    return policy.channels is not None or policy.role in LISTENING
+    return policy.channels is not None or policy.special in LISTENING
 
 
 class _Confirmation:
@@ -111,13 +111,13 @@ class OverlaySubscriptions:
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
         """Return whether the upstream gets a request that subscribes, tracks or monitors, too (see `listens`)."""
-        own = self._dedicated(session)
-        role, channels = policy_of(name).role, policy_of(name).channels
-        if role is Role.CLIENT_TRACKING:
+        connections = self._dedicated(session)
+        special, channels = policy_of(name).special, policy_of(name).channels
+        if special is SpecialCommand.CLIENT_TRACKING:
             switch = request[2].upper()
             return switch == b"ON" or (switch == b"OFF" and bool(self._tracking_pools(session)))
-        if role is Role.MONITOR:
-            return session.user.reads_all_keys and not any(each.is_monitor for each in own)
+        if special is SpecialCommand.MONITOR:
+            return session.user.reads_all_keys and not any(each.is_monitor for each in connections)
         if subscribes(name):
             assert channels is not None
             return not self.is_unchanged(channels.verb, kind_of(name), session, request)
@@ -146,12 +146,12 @@ class OverlaySubscriptions:
         return request[2].upper() == b"OFF" and not self._tracking_pools(session)
 
     def _dedicated(self, session: Session) -> Sequence[DedicatedConnection]:
-        own = [pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools]
-        return [each for each in own if each is not None]
+        connections = [pool.dedicated.get(session.id) for pool in self._upstream_of(session).pools]
+        return [each for each in connections if each is not None]
 
     def _listening(self, session: Session) -> Sequence[DedicatedConnection]:
-        own = [pool.dedicated.by_client.get(session.id) for pool in self._upstream_of(session).pools]
-        return [each for each in own if each is not None and each.is_listening]
+        connections = [pool.dedicated.by_client.get(session.id) for pool in self._upstream_of(session).pools]
+        return [each for each in connections if each is not None and each.is_listening]
 
     def _parts(self, name: str, request: Request, session: Session) -> Sequence[SubscriptionPart]:
         main = self._pool_of(session)
@@ -161,12 +161,14 @@ class OverlaySubscriptions:
 
     def keep_order(self, name: str, request: Request, session: Session) -> None:
         """Have requests that this proxy receives later wait until the upstream has confirmed this one."""
-        role = policy_of(name).role
-        if role is Role.MONITOR or (role is Role.CLIENT_TRACKING and not is_broadcasting(request)):
+        special = policy_of(name).special
+        if special is SpecialCommand.MONITOR or (
+            special is SpecialCommand.CLIENT_TRACKING and not is_broadcasting(request)
+        ):
             return  # tracking is about keys that this client reads later
         pool = self._pool_of(session)
         if pool is not None:  # otherwise nothing can be sent
-            is_about_requests = role is Role.CLIENT_TRACKING or is_about_keys(name, request)
+            is_about_requests = special is SpecialCommand.CLIENT_TRACKING or is_about_keys(name, request)
             seconds_max = CONNECT_S_MAX + pool.timeout_s
             self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
 
@@ -176,7 +178,7 @@ class OverlaySubscriptions:
         Returns the batch for the proxy's reply. None: the upstream has refused it, and `batch` has the error.
         """
         self.keep_order(name, request, session)
-        is_tracking = policy_of(name).role is Role.CLIENT_TRACKING
+        is_tracking = policy_of(name).special is SpecialCommand.CLIENT_TRACKING
         try:
             confirmation = self._track(request, session) if is_tracking else self._subscribe(name, request, session)
         except BaseException:
@@ -201,17 +203,17 @@ class OverlaySubscriptions:
         if len(parts) > 1 and subscribes(name):
             self._hold(session.id)  # a node may send messages before another one has confirmed
         replies = []
-        for part, own in zip(parts, dedicated, strict=True):
+        for part, connection in zip(parts, dedicated, strict=True):
             replies.append(ReplyFuture())
-            sink = own.with_attributes(
+            sink = connection.with_attributes(
                 replies[-1],
-                is_monitor=own.is_monitor or policy_of(name).role is Role.MONITOR,
-                is_for_messages=own.is_for_messages or part.is_main,
-                is_at_all_masters=own.is_at_all_masters or part.is_at_all_masters,
+                is_monitor=connection.is_monitor or policy_of(name).special is SpecialCommand.MONITOR,
+                is_for_messages=connection.is_for_messages or part.is_main,
+                is_at_all_masters=connection.is_at_all_masters or part.is_at_all_masters,
             )
             sent = UpstreamRequest(pack(part.request), sink, 0, is_read=False)
             sent.confirmations = part.confirmations
-            own.send_request(sent, session.protocol)
+            connection.send_request(sent, session.protocol)
         cut = partial(self._clients.cut, session.id, "it is subscribed at some nodes of the upstream only")
         return _Confirmation(partial(_at_all, replies, upstream.checked, cut), partial(self._confirmed, session.id))
 
@@ -226,19 +228,19 @@ class OverlaySubscriptions:
         if pool is None:
             raise unreachable(self._url, "no node is known")
         upstream.on_push = self._push
-        own = pool.dedicated.open(session.id, session.protocol)
-        own.has_module_subscription = own.is_for_messages = True
+        connection = pool.dedicated.open(session.id, session.protocol)
+        connection.has_module_subscription = connection.is_for_messages = True
 
     def end(self, session: Session, batch: ReplyBatch) -> bool:
         """Have the upstream end the subscriptions of a client that sends RESET; False: it has none there any more.
 
         The upstream does not notice the end of a connection at once, and would count its subscriptions until then.
         """
-        own = self._listening(session)
-        if not own:
+        connections = self._listening(session)
+        if not connections:
             return False
         replies = []
-        for each in own:
+        for each in connections:
             replies.append(ReplyFuture())
             each.add(UpstreamRequest(RESET, replies[-1], 0, is_read=False))
         batch.answer(partial(_at_the_end_of, replies), is_suppressed=True)
@@ -278,8 +280,8 @@ class OverlaySubscriptions:
         return _Confirmation(partial(merge_answers, replies, lambda found: found[0], upstream.defer), confirm)
 
     def _tracking_pools(self, session: Session) -> Sequence[UpstreamPool]:
-        own = [(pool, pool.dedicated.get(session.id)) for pool in self._upstream_of(session).pools]
-        return [pool for pool, each in own if each is not None and each.is_tracking]
+        connections = [(pool, pool.dedicated.get(session.id)) for pool in self._upstream_of(session).pools]
+        return [pool for pool, each in connections if each is not None and each.is_tracking]
 
     def _forget_cached(self, clients: Collection[int]) -> None:
         """Invalidate all keys of clients: the nodes that had some of these keys no longer report their changes."""

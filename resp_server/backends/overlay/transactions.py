@@ -15,7 +15,7 @@ from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.watch import watch_both
 from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
 from resp_server.backends.servers.servers_backend import ServersBackend
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command, CommandTable
 from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
@@ -45,7 +45,7 @@ class OverlayTransactions:
     ) -> bool:
         """Queue a request for EXEC that is not, or not only, about states; False: the proxy refuses it."""
         routed, session = route.routed, context.session
-        if routed.policy.role is Role.WATCH:
+        if routed.policy.special is SpecialCommand.WATCH:
             return False  # the general path refuses it
         self._sender.router.commands.check_form(routed, request)
         if routed.is_subscription:
@@ -100,7 +100,7 @@ class OverlayTransactions:
             destination = self._destination_of(request, database)
             if destination in WITHOUT_UPSTREAM or destination in PARTLY_OF_STATES:
                 yield request, destination in WITHOUT_UPSTREAM
-            if len(request) == 2 and self._table.role_of(request) is Role.SELECT:
+            if len(request) == 2 and self._table.special_of(request) is SpecialCommand.SELECT:
                 with suppress(GenericError):
                     database = self._sender.databases_of(session).number_of(request[1])
 
@@ -116,14 +116,14 @@ def check_replies_of_exec(session: Session, command: Command, request: Request) 
 
     GenericError if the reply to EXEC could not be made of both backends' replies.
     """
-    if command.policy.role is Role.HELLO:
+    if command.policy.special is SpecialCommand.HELLO:
         if len(request) > 1 and request[1] in (b"2", b"3") and int(request[1]) != session.protocol:
             raise GenericError(
                 "HELLO with another version of the protocol cannot be in a transaction through --upstream: "
                 "the reply to EXEC would be in two versions"
             )
         return True
-    if command.policy.role is Role.CLIENT_REPLY:
+    if command.policy.special is SpecialCommand.CLIENT_REPLY:
         if len(request) == 3 and request[2].upper() != b"ON":
             raise GenericError(
                 "CLIENT REPLY OFF and SKIP cannot be in a transaction through --upstream: "

@@ -66,7 +66,7 @@ class UpstreamChanges:
         request: Request = (b"EXISTS", key)
         route = self._router.route(request, database)
         assert route is not None  # a command of Redis
-        return ask(partial(self._logins.own.of(database).send_request, 0, 2, route.routed, request))
+        return ask(partial(self._logins.default.of(database).send_request, 0, 2, route.routed, request))
 
     def _changed(self, keys: Sequence[bytes] | None) -> None:
         """Handle changed keys; None: all keys may have changed."""

@@ -29,13 +29,13 @@ async def watch_both(
     session: Session,
     defer: Defer,
 ) -> Answer:
-    """Watch keys at the upstream, over a connection of the client's own, and the others at state servers.
+    """Watch keys at the upstream, over the client's dedicated connection, and the others at state servers.
 
     Keys whose rule is `prefer-state` are watched at both. GenericError if there are too many keys, or too many clients
-    with connections of their own.
+    with dedicated connections.
     """
-    owned = set(route.state_keys)
-    theirs = [request[at] for at in range(1, len(request)) if at not in owned]
+    at_states = set(route.state_keys)
+    theirs = [request[at] for at in range(1, len(request)) if at not in at_states]
     of_states = dict.fromkeys(request[at] for at in route.state_keys)
     of_states |= dict.fromkeys(each.exists[1] for each in route.preferred.values())
     ours = [key for key in of_states if (0, key) not in session.watched]

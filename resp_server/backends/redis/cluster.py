@@ -20,7 +20,7 @@ from resp_server.backends.redis.role import AnyRole
 from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_in
 from resp_server.backends.redis.slot_table_reader import SlotTableReader
 from resp_server.backends.redis.tracking import Tracking
-from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.backends.redis.url import UpstreamAddress, UpstreamUrl
 from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError
@@ -59,9 +59,9 @@ class UpstreamCluster:
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.defer: Defer
         self.poller: Any = None
-        self.own_connections: Mapping[int, object] | None = None
+        self.dedicated_connections: Mapping[int, object] | None = None
         self._pool_at = pool_at
-        self._nodes: dict[Address, UpstreamPool] = {}
+        self._nodes: dict[UpstreamAddress, UpstreamPool] = {}
         self._tracked: dict[int, list[Tracking]] = {}
         self._table = SlotTable([None] * SLOTS)
         self._reader = SlotTableReader(self._addresses, self._send_to, self._take_table)
@@ -237,11 +237,11 @@ class UpstreamCluster:
         """Return the connections to all nodes; None: no node is known."""
         return NodeConnections(self, self._table, client, protocol) if self._table.masters else None
 
-    def node_connection(self, address: Address, client: int, protocol: int) -> UpstreamConnection | None:
+    def node_connection(self, address: UpstreamAddress, client: int, protocol: int) -> UpstreamConnection | None:
         """Return the connection to a node for a client's forwardable requests; None: they take the general path."""
         return self._node(address).connection_for_forwarder(client, protocol)
 
-    def _follow_of(self, address: Address) -> Callable[[UpstreamRequest, int, int], None]:
+    def _follow_of(self, address: UpstreamAddress) -> Callable[[UpstreamRequest, int, int], None]:
         """Return what makes a request that was sent to a node follow redirects."""
 
         def follow(request: UpstreamRequest, client: int, protocol: int) -> None:
@@ -328,7 +328,7 @@ class UpstreamCluster:
                 return b"-%b\r\n" % TryAgainError("the slot of the keys moves to another node of the upstream").line
         return reply
 
-    def send_to(self, address: Address, request: _ClusterRequest, prefix: bytes) -> None:
+    def send_to(self, address: UpstreamAddress, request: _ClusterRequest, prefix: bytes) -> None:
         """Send a request to a node, right after another one."""
         node, client, protocol, packed = self._node(address), request.client, request.protocol, request.packed
         if request.is_blocking:
@@ -366,18 +366,18 @@ class UpstreamCluster:
             "upstream_blocked": sum(node.dedicated.blocked for node in nodes),
         }
 
-    def _addresses(self) -> Sequence[Address]:
+    def _addresses(self) -> Sequence[UpstreamAddress]:
         """Return the addresses of the masters, and of the nodes in the URL."""
         return list(dict.fromkeys([*self._table.masters, *self.url.seeds]))
 
-    def _send_to(self, address: Address, packed: bytes, sink: ReplySink, index: int) -> None:
+    def _send_to(self, address: UpstreamAddress, packed: bytes, sink: ReplySink, index: int) -> None:
         """Send a read of the proxy itself to a node."""
         self._node(address).send(0, 2, packed, sink, index, is_read=True)
 
     def _unreachable(self) -> TryAgainError:
         return TryAgainError(f"the upstream {self.url.address} cannot be reached: {self._reader.error}")
 
-    def _node(self, address: Address) -> UpstreamPool:
+    def _node(self, address: UpstreamAddress) -> UpstreamPool:
         node = self._nodes.get(address)
         if node is None:
             if len(self._nodes) >= NODES_MAX:
@@ -497,7 +497,7 @@ class _ClusterRequest(ReplySink):
         sink: ReplySink,
         index: int,
         is_read: bool,
-        node: Address,
+        node: UpstreamAddress,
     ) -> None:
         self._node = node
         self._cluster, self._sink, self._index = cluster, sink, index
@@ -506,7 +506,7 @@ class _ClusterRequest(ReplySink):
         self._is_asking = False
         self._redirects = self.replies_before = 0
 
-    def send(self, address: Address, *, is_asking: bool = False) -> None:
+    def send(self, address: UpstreamAddress, *, is_asking: bool = False) -> None:
         """Send the request to a node."""
         self._node, self._is_asking = address, is_asking
         self._cluster.send_to(address, self, ASKING if is_asking else self.caching)

@@ -13,10 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.redis.slot_table import SlotTable
-from resp_server.backends.redis.url import Address
+from resp_server.backends.redis.url import UpstreamAddress
 from resp_server.command.keys import key_runs
 from resp_server.command.overlay_commands import OverlayCommand
-from resp_server.command.policy import Joined, Split
+from resp_server.command.policy import ReplyMerge, Split
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.raw_reply import RawReply, Steps, as_bytes, is_error
@@ -68,7 +68,7 @@ def least_of(replies: Sequence[RawReply]) -> RawReply:
     return head + b"".join(least)
 
 
-def name_at(table: SlotTable, master: Address) -> bytes:
+def name_at(table: SlotTable, master: UpstreamAddress) -> bytes:
     """Return the name of a key whose slot a master has; GenericError if that is not found."""
     for number in range(NAMES_MAX):
         name = b"sparkis:wait:%d" % number
@@ -143,9 +143,9 @@ def _split(split: Split, request: Request, positions: Sequence[int]) -> Steps[Pl
                 yield
         parts.append(Part(slot, arguments))
     merge: Merge = sum_of_replies
-    if split.joined is Joined.LIST:
+    if split.merge is ReplyMerge.LIST:
         merge = partial(array_in_order, places=list(places.values()))
-    elif split.joined is Joined.ONE_OK:
+    elif split.merge is ReplyMerge.ONE_OK:
         merge = first_of
     return Plan(parts, merge)
 

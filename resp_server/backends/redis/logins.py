@@ -41,29 +41,29 @@ class Logins:
     """The databases of an upstream, by the login of each client. Runs on the event loop's thread.
 
     Args:
-        own: With the login of the upstream's URL. It serves clients without a login of their own.
+        default: With the login of the upstream's URL. They serve clients without a login of their own.
 
     Attributes:
         by_client: The databases of clients with a login of their own.
     """
 
-    def __init__(self, own: Databases) -> None:
-        self.own = own
+    def __init__(self, default: Databases) -> None:
+        self.default = default
         self._by_login: dict[Login, Databases] = {}
         self.by_client: dict[int, Databases] = {}
 
     def __iter__(self) -> Iterator[Databases]:
-        yield self.own
+        yield self.default
         yield from list(self._by_login.values())
 
     @property
     def pools(self) -> Sequence[UpstreamPool]:
         """The pools of all logins."""
-        return [pool for databases in self for pool in databases.pools] if self._by_login else self.own.pools
+        return [pool for databases in self for pool in databases.pools] if self._by_login else self.default.pools
 
     def of(self, client: int) -> Databases:
         """Return the databases over the connections of a client's login."""
-        return self.by_client.get(client, self.own)
+        return self.by_client.get(client, self.default)
 
     async def open(self, client: int, login: Login) -> Answer:
         """Log a client in; return the upstream's reply, which is an error if it refuses the login.
@@ -78,7 +78,7 @@ class Logins:
                 raise GenericError(
                     f"clients have logged in as {LOGINS_MAX} users of the upstream already, which is the limit"
                 )
-            databases = self._by_login[login] = Databases(self.own.of(0).for_login(*login))
+            databases = self._by_login[login] = Databases(self.default.of(0).for_login(*login))
             databases.of(0).start()
         try:
             answer = await ask(partial(databases.of(0).send_to_node, 0, 0, 2, login.request))
@@ -105,7 +105,7 @@ class Logins:
 
     def info_fields(self) -> dict[str, object]:
         """Return the fields of INFO."""
-        return {**self.own.info_fields(), "upstream_logins": len(self._by_login)}
+        return {**self.default.info_fields(), "upstream_logins": len(self._by_login)}
 
     def stop(self) -> None:
         """Close all connections."""

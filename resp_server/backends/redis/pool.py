@@ -21,7 +21,7 @@ from resp_server.backends.redis.sentinel import MasterLocator
 from resp_server.backends.redis.shared_connections import SharedConnections
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.tracking import Tracking, TrackingRequest
-from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.backends.redis.url import UpstreamAddress, UpstreamUrl
 from resp_server.command.command_facts import facts_in
 from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
@@ -95,7 +95,7 @@ class UpstreamPool:
         self.on_moved: Callable[[Collection[int]], None] = lambda clients: None
         self.defer: Defer
         self.dedicated = DedicatedConnections(self, dedicated_max)
-        self.own_connections: Mapping[int, object] | None = self.dedicated.by_client
+        self.dedicated_connections: Mapping[int, object] | None = self.dedicated.by_client
         self.on_push: Callable[[int, RawReply], None] = lambda client, frame: None
         self.dedicated.on_push = lambda client, frame: self.on_push(client, frame)
         self.dedicated.on_state_lost = lambda client, reason: self.on_state_lost(client, reason)
@@ -375,7 +375,7 @@ class UpstreamPool:
             self.locator.check()
         return self.url
 
-    def move(self, address: Address) -> None:
+    def move(self, address: UpstreamAddress) -> None:
         """Close the connections to the current server, and connect to another one."""
         self.url = self.url.at(address)
         for connection in self.shared:

@@ -14,7 +14,7 @@ from contextlib import suppress
 import hiredis
 
 from resp_server.backends.redis.tls import UpstreamTls
-from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.backends.redis.url import UpstreamAddress, UpstreamUrl
 from resp_server.net.tls import reason_of
 from resp_server.protocol.errors import internal_error
 from resp_server.raw_replies.reply_splitter import pack
@@ -30,7 +30,7 @@ REPLY_BYTES_MAX = 4096
 
 
 # Has a pool of connections use another server.
-Move = Callable[[Address], None]
+Move = Callable[[UpstreamAddress], None]
 
 
 class SentinelError(Exception):
@@ -43,7 +43,7 @@ class MasterLocator:
     def __init__(self, url: UpstreamUrl, tls: UpstreamTls | None) -> None:
         self._url, self._tls = url, tls
         self._moves: list[Move] = []
-        self._master: Address | None = None
+        self._master: UpstreamAddress | None = None
         self._error = "no sentinel has replied yet"
         self._number = 0  # of the sentinel to query
         self._failures = 0  # in a row
@@ -113,7 +113,7 @@ class MasterLocator:
         self._failures += 1
         self._number += 1
 
-    async def _ask(self, sentinel: Address) -> Address | None:
+    async def _ask(self, sentinel: UpstreamAddress) -> UpstreamAddress | None:
         """Ask a sentinel for the address of the master; None if it knows no such master."""
         url, tls = self._url, self._tls
         context, name = (None, None) if tls is None else (tls.context(), tls.server_name or sentinel.host)
@@ -151,9 +151,9 @@ def _next(reader: hiredis.Reader) -> object:
     return found
 
 
-def _address_in(reply: object) -> Address | None:
+def _address_in(reply: object) -> UpstreamAddress | None:
     if reply is None:
         return None
     if not isinstance(reply, list) or len(reply) != 2 or not str(reply[1]).isdigit():
         raise SentinelError(f"its reply is not understood: {str(reply)[:200]}")
-    return Address(str(reply[0]), int(reply[1]))
+    return UpstreamAddress(str(reply[0]), int(reply[1]))

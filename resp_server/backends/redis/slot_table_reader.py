@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from resp_server.backends.redis.slot_table import SlotTable
-from resp_server.backends.redis.url import Address
+from resp_server.backends.redis.url import UpstreamAddress
 from resp_server.raw_replies.answers import ask, in_background
 from resp_server.raw_replies.raw_reply import as_bytes
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, ReplySink
@@ -34,8 +34,8 @@ class SlotTableReader:
 
     def __init__(
         self,
-        nodes: Callable[[], Sequence[Address]],
-        send: Callable[[Address, bytes, ReplySink, int], None],
+        nodes: Callable[[], Sequence[UpstreamAddress]],
+        send: Callable[[UpstreamAddress, bytes, ReplySink, int], None],
         take: Callable[[SlotTable], None],
     ) -> None:
         self._nodes, self._send, self._take = nodes, send, take
@@ -84,7 +84,7 @@ class SlotTableReader:
         self._read_in(REFRESH_S_MAX)
         in_background(self._read_from(address, self._attempts))
 
-    async def _read_from(self, address: Address, number: int) -> None:
+    async def _read_from(self, address: UpstreamAddress, number: int) -> None:
         """Take the table of a node, unless a later request was sent; without one, request it again after a pause."""
         table, reason = None, "no node has slots"
         try:

@@ -64,28 +64,28 @@ class TrackingRequest:
 
     def send(self, dedicated: DedicatedConnections, client: int) -> None:
         """Send the request, over connections that are made if there are none; ReplyError: too many clients have one."""
-        own = dedicated.open(client, self.protocol)
-        sink = own.with_attributes(self.sink, is_tracking=self.tracking.request[2].upper() == b"ON")
+        connection = dedicated.open(client, self.protocol)
+        sink = connection.with_attributes(self.sink, is_tracking=self.tracking.request[2].upper() == b"ON")
         if self.tracking.is_redirected:
             listener = dedicated.open_listener(client)
             sink = listener.with_attributes(sink, is_tracking=True)
-            listener.with_upstream_id(partial(self._send_redirected, own, sink))
+            listener.with_upstream_id(partial(self._send_redirected, connection, sink))
             return
         former = dedicated.listener_of(client)
         if former is not None:
             sink = former.with_attributes(sink, is_tracking=False)
-        self._send(own, self.tracking.request, sink)
+        self._send(connection, self.tracking.request, sink)
 
-    def _send(self, own: DedicatedConnection, request: Request, sink: ReplySink) -> None:
-        own.send_request(UpstreamRequest(pack(request), sink, self.index, is_read=False), self.protocol)
+    def _send(self, connection: DedicatedConnection, request: Request, sink: ReplySink) -> None:
+        connection.send_request(UpstreamRequest(pack(request), sink, self.index, is_read=False), self.protocol)
 
-    def _send_redirected(self, own: DedicatedConnection, sink: ReplySink, listener_id: int | None) -> None:
+    def _send_redirected(self, connection: DedicatedConnection, sink: ReplySink, listener_id: int | None) -> None:
         request = self.tracking.request
         if listener_id is None:
             error = GenericError("the upstream has not replied to CLIENT ID, which REDIRECT needs")
             sink.fail(self.index, error)
         elif self.is_wanted():
-            self._send(own, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)), sink)
+            self._send(connection, (*request[:3], *_redirected(iter(request[3:]), b"%d" % listener_id)), sink)
 
 
 def _redirected(options: Iterator[bytes], target: bytes) -> Iterator[bytes]:

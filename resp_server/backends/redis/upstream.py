@@ -36,7 +36,7 @@ class Upstream(Protocol):
 
     Attributes:
         node_count: The number of nodes; each has keys of its own.
-        own_connections: The connections of clients that share none. None: requests go to several nodes.
+        dedicated_connections: The connections of clients that share none. None: requests go to several nodes.
     """
 
     url: UpstreamUrl
@@ -47,7 +47,7 @@ class Upstream(Protocol):
     on_moved: Callable[[Collection[int]], None]
     on_push: Callable[[int, RawReply], None]
     poller: Any
-    own_connections: Mapping[int, object] | None
+    dedicated_connections: Mapping[int, object] | None
 
     @property
     def node_count(self) -> int: ...

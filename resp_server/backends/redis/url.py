@@ -27,8 +27,8 @@ DATABASE, SENTINEL_USER, SENTINEL_PASSWORD = "db", "sentinel_user", "sentinel_pa
 ROLE = (b"ROLE",)
 
 
-class Address(NamedTuple):
-    """The address of a server."""
+class UpstreamAddress(NamedTuple):
+    """The address of a server of the upstream."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ class UpstreamUrl:
     password: str | None = field(default=None, repr=False)
     database: int = 0
     is_tls: bool = False
-    seeds: tuple[Address, ...] = ()
+    seeds: tuple[UpstreamAddress, ...] = ()
     master: str = ""
     sentinel_user: str = ""
     sentinel_password: str | None = field(default=None, repr=False)
@@ -109,7 +109,7 @@ class UpstreamUrl:
             raise ValueError("a Redis Cluster has database 0 only")
         return replace(url, seeds=addresses)
 
-    def at(self, address: Address) -> UpstreamUrl:
+    def at(self, address: UpstreamAddress) -> UpstreamUrl:
         """Return the URL of one server, with the same login."""
         return replace(self, host=address.host, port=address.port, seeds=(), master="")
 
@@ -142,7 +142,7 @@ class UpstreamUrl:
         return [*requests, (b"CLIENT", b"SETNAME", CLIENT_NAME), ROLE, (b"PING",)]
 
 
-def _address(text: str, default_port: int) -> Address:
+def _address(text: str, default_port: int) -> UpstreamAddress:
     """Parse `host[:port]`, with an IPv6 address in brackets; ValueError if it is invalid."""
     host, bracket, rest = text.partition("]")
     if not bracket:
@@ -156,4 +156,4 @@ def _address(text: str, default_port: int) -> Address:
     host = unquote(host.removeprefix("[")).lower()
     if not host:
         raise ValueError("the upstream's URL has no host")
-    return Address(host, int(port))
+    return UpstreamAddress(host, int(port))

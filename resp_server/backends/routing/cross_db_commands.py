@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from resp_server.command.policies import policy_of
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.protocol.request_parser import Request
 
 COPY_DESTINATION = 2
@@ -20,7 +20,7 @@ class OtherKey(NamedTuple):
 
 def other_key(name: str, request: Request) -> OtherKey | None:
     """Return the key that a MOVE or COPY writes in the database that it names; None if it names none."""
-    if policy_of(name).role is Role.MOVE:
+    if policy_of(name).special is SpecialCommand.MOVE:
         return OtherKey(1, int(request[2])) if len(request) == 3 and is_number(request[2]) else None
     options = [option.upper() for option in request[COPY_DESTINATION + 1 : -1]]
     if b"DB" not in options:

@@ -33,7 +33,7 @@ from resp_server.backends.routing.upstream_settings import (
 )
 from resp_server.command.keys import key_runs, searches_keyword
 from resp_server.command.overlay_commands import OverlayCommand, OverlayCommands, Routing
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.command.table import CommandTable
 from resp_server.protocol.errors import GenericError, LoadingError, client_text
 from resp_server.protocol.request_parser import LongRequest, Request
@@ -41,7 +41,7 @@ from resp_server.raw_replies.raw_reply import Steps
 from resp_server.session.transaction import WATCHED_KEYS_MAX
 
 # Sections of INFO that only this process has.
-OWN_SECTIONS = (b"proxy", b"sparkis")
+LOCAL_SECTIONS = (b"proxy", b"sparkis")
 # The size of an option of XREAD and XREADGROUP, with its values.
 STREAM_OPTIONS = {b"GROUP": 3, b"COUNT": 2, b"NOACK": 1}
 # Keys that are decided in one step (guess: 0.2 ms).
@@ -49,7 +49,7 @@ KEYS_AT_ONCE = 256
 # Arguments of a request in which an option has to be found (guess: takes some milliseconds).
 SEARCHED_ARGUMENTS_MAX = 1 << 15
 # Decisions about states' keys that are kept of a long request that is not split: no command on states takes more keys.
-OTHERS_MAX = 4097
+DECISIONS_MAX = 4097
 # Cached replies to COMMAND GETKEYS (guess: a few MB).
 GETKEYS_CACHED_MAX = 1024
 # Arguments of a request whose reply to COMMAND GETKEYS is cached (guess: a longer request is routed in steps).
@@ -90,14 +90,14 @@ class RoutingTable(NamedTuple):
 
     Args:
         is_known: The owners are known: before that, no key may be answered.
-        own_database: The upstream's number of the clients' database 0.
+        default_database: The upstream's number of the clients' database 0.
     """
 
     commands: OverlayCommands
     keys: KeyMatcher
     is_known: bool
     getkeys_cache: GetkeysCache
-    own_database: int
+    default_database: int
 
     def check_known(self) -> None:
         """Raise LoadingError before the owners of keys are known."""
@@ -106,7 +106,7 @@ class RoutingTable(NamedTuple):
 
     def client_number(self, number: int) -> int:
         """Return the number by which clients select a database of the upstream. -1: they cannot."""
-        return 0 if number == self.own_database else number or -1
+        return 0 if number == self.default_database else number or -1
 
     def positions(self, routed: OverlayCommand, request: Request, *, is_long: bool = False) -> Sequence[int]:
         """Return the positions of keys, sorted unless `is_long`: to sort many would take too long."""
@@ -156,8 +156,8 @@ def _route_by_keys(
     if routed.policy.writes_other_database and (other := other_key(routed.name, request)) is not None:
         return _route_over_databases(routed, request, table, other, database)
     decide = table.keys.decider(database) if database else table.keys.decide
-    others = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
-    return _KeyedRequest(table, routed, request, database, positions, others, long_at).route()
+    decisions = [(at, found) for at in positions if (found := decide(request[at])).owner is not Owner.UPSTREAM]
+    return _KeyedRequest(table, routed, request, database, positions, decisions, long_at).route()
 
 
 def _route_over_databases(
@@ -169,14 +169,14 @@ def _route_over_databases(
     if found.owner is Owner.STATE and write_plan(routed.name, request, [(other.at, found)]).refused is not None:
         raise table.refusal(request, other.at, found, number)
     source = table.keys.decider(database)(request[1])
-    others = [] if source.owner is Owner.UPSTREAM else [(1, source)]
-    route = _KeyedRequest(table, routed, request, database, (1,), others, ()).route()
+    decisions = [] if source.owner is Owner.UPSTREAM else [(1, source)]
+    route = _KeyedRequest(table, routed, request, database, (1,), decisions, ()).route()
     return route._replace(changed=None if table.keys.has_cached else ())
 
 
 def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTable) -> Route:
     """Return the route of a request whose command decides about it."""
-    answered_by, role = routed.answered_by_row, routed.policy.role
+    answered_by, special = routed.answered_by_row, routed.policy.special
     if answered_by is AnsweredBy.ALL_KEYS:
         table.check_known()
         if routed.command is not None:
@@ -184,12 +184,12 @@ def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTa
         return Route(Destination.ALL_KEYS, routed)
     if routed.routing is Routing.DENIED:
         return _route_of_denied(routed, request)
-    if role is Role.INFO and answered_by is not None:
-        is_own = any(section.lower() in OWN_SECTIONS for section in request[1:])
-        return Route(Destination.STATES if is_own else Destination.UPSTREAM, routed)
-    if role is Role.SELECT:
+    if special is SpecialCommand.INFO and answered_by is not None:
+        is_local = any(section.lower() in LOCAL_SECTIONS for section in request[1:])
+        return Route(Destination.STATES if is_local else Destination.UPSTREAM, routed)
+    if special is SpecialCommand.SELECT:
         return Route(Destination.SELECT, routed)
-    if role is Role.SWAPDB:
+    if special is SpecialCommand.SWAPDB:
         _check_swap(request, table)
     if answered_by is not None:
         return Route(Destination.LOCAL if answered_by is AnsweredBy.LOCAL else Destination.STATES, routed)
@@ -200,7 +200,7 @@ def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTa
 
 def _route_of_denied(routed: OverlayCommand, request: Request) -> Route:
     """Return the route of a setting that the upstream may have already; GenericError for all other commands."""
-    asked = asked_events(routed.name, request) if routed.policy.role is Role.CONFIG_SET else None
+    asked = asked_events(routed.name, request) if routed.policy.special is SpecialCommand.CONFIG_SET else None
     if asked is None:
         raise not_passed_on(routed.name)
     return Route(Destination.UPSTREAM, routed, request=EVENTS_REQUEST, asked_events=asked)
@@ -233,11 +233,11 @@ class _KeyedRequest:
     """A request with keys, and the owners of the keys.
 
     Args:
-        others: The positions and decisions of keys that states may have.
+        decisions: The positions and decisions of keys that states may have.
         long_at: The positions of long arguments.
     """
 
-    __slots__ = ("_database", "_long_at", "_others", "_owned", "_positions", "_request", "_routed", "_table")
+    __slots__ = ("_database", "_decisions", "_long_at", "_of_states", "_positions", "_request", "_routed", "_table")
 
     def __init__(
         self,
@@ -246,38 +246,40 @@ class _KeyedRequest:
         request: Request,
         database: int,
         positions: Sequence[int],
-        others: Sequence[tuple[int, Decision]],
+        decisions: Sequence[tuple[int, Decision]],
         long_at: Collection[int],
     ) -> None:
         self._table, self._routed, self._request, self._database = table, routed, request, database
-        self._positions, self._others, self._long_at = positions, others, long_at
-        self._owned = [(at, decision) for at, decision in others if decision.owner is Owner.STATE] if others else []
+        self._positions, self._decisions, self._long_at = positions, decisions, long_at
+        self._of_states = (
+            [(at, decision) for at, decision in decisions if decision.owner is Owner.STATE] if decisions else []
+        )
 
     def route(self) -> Route:
         """Return the route; ReplyError if no backend may answer the request."""
-        routed, others, owned = self._routed, self._others, self._owned
-        if self._long_at and (others or not set(self._long_at).isdisjoint(self._positions)):
+        routed, decisions, of_states = self._routed, self._decisions, self._of_states
+        if self._long_at and (decisions or not set(self._long_at).isdisjoint(self._positions)):
             raise too_long()
-        if not others:
+        if not decisions:
             return self._of_upstream()
         if routed.command is not None:
             routed.command.check_arity(self._request)
-        is_watch = routed.policy.role is Role.WATCH
-        if is_watch and len(owned) < len(self._positions):
-            return self._both(others)
-        if len(owned) < len(others) and routed.is_read:
+        is_watch = routed.policy.special is SpecialCommand.WATCH
+        if is_watch and len(of_states) < len(self._positions):
+            return self._both(decisions)
+        if len(of_states) < len(decisions) and routed.is_read:
             return self._preferred()
-        if not owned:
+        if not of_states:
             return self._changing(self.to_upstream())
         if not routed.is_read and not is_watch:
             return self._write()
-        if len(owned) == len(self._positions) and routed.is_served:
+        if len(of_states) == len(self._positions) and routed.is_served:
             return self._states()
         if routed.is_split:
-            return self._both(owned)
-        if len(owned) < len(self._positions):
+            return self._both(of_states)
+        if len(of_states) < len(self._positions):
             raise self._needs_one_backend()
-        raise GenericError(self._owners_text([owned[0][0]]))
+        raise GenericError(self._owners_text([of_states[0][0]]))
 
     def _of_upstream(self) -> Route:
         """Return the route of a request whose keys are all the upstream's."""
@@ -299,7 +301,7 @@ class _KeyedRequest:
         if "blocking" in routed.facts.flags and not _is_nonblocking_read(routed, request):
             raise GenericError(f"command '{routed.name}' cannot block: {self._owners_text(self._positions)}")
         if len(self._positions) == 1:
-            ((at, found),) = self._others
+            ((at, found),) = self._decisions
             read = _state_read(routed, request, at, found)
             unserved = None
             if not read.reads:
@@ -307,58 +309,62 @@ class _KeyedRequest:
             return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
         if not routed.is_split:
             raise self._needs_one_backend()
-        return self._both(self._others)
+        return self._both(self._decisions)
 
     def _states(self) -> Route:
         """Return the route of a request with keys of states only."""
         routed, request = self._routed, self._request
-        state_keys = _state_keys(request, self._owned)
+        state_keys = _state_keys(request, self._of_states)
         if not state_keys:
             return Route(Destination.STATES, routed)
-        if routed.policy.role is Role.WATCH or all(state_key.field is None for state_key in state_keys.values()):
+        if routed.policy.special is SpecialCommand.WATCH or all(
+            state_key.field is None for state_key in state_keys.values()
+        ):
             return Route(Destination.ALIASED, routed, request=with_state_keys(request, state_keys))
-        if routed.is_split and len(self._owned) > 1:
-            return self._both(self._owned)
-        (at, (key, field)), *others = state_keys.items()
-        read = None if others or field is None else field_read(routed.name, request, key, field)
+        if routed.is_split and len(self._of_states) > 1:
+            return self._both(self._of_states)
+        (at, (key, field)), *more = state_keys.items()
+        read = None if more or field is None else field_read(routed.name, request, key, field)
         if read is None:
             raise GenericError(
                 f"command '{routed.name}' is not available for fields of a state's key: {self._owners_text([at])}"
             )
         return Route(Destination.ALIASED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
 
-    def _both(self, others: Sequence[tuple[int, Decision]]) -> Route:
+    def _both(self, decisions: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split.
 
         Args:
-            others: The positions and decisions of the keys that states get.
+            decisions: The positions and decisions of the keys that states get, or get first.
         """
         routed, request = self._routed, self._request
-        owned = [at for at, found in others if found.owner is Owner.STATE]
+        state_keys = [at for at, found in decisions if found.owner is Owner.STATE]
         preferred = {
             at: _state_read(routed, (request[0], request[at]), 1, found)
-            for at, found in others
+            for at, found in decisions
             if found.owner is Owner.PREFER_STATE
         }
-        of_states = [(at, found) for at, found in others if at not in preferred]
-        state_keys = _state_keys(request, of_states)
-        has_upstreams = len(of_states) < len(self._positions)
+        fixed = [(at, found) for at, found in decisions if at not in preferred]
+        aliased = _state_keys(request, fixed)
+        has_upstreams = len(fixed) < len(self._positions)
         can_overtake_cache = has_upstreams and self._table.keys.has_exactly_cached
-        if not state_keys:
-            return Route(Destination.BOTH, routed, owned, preferred=preferred, can_overtake_cache=can_overtake_cache)
+        if not aliased:
+            return Route(
+                Destination.BOTH, routed, state_keys, preferred=preferred, can_overtake_cache=can_overtake_cache
+            )
         fields = {}
-        for at, (key, field) in state_keys.items():
-            if field is None or routed.policy.role is Role.WATCH:
+        for at, (key, field) in aliased.items():
+            if field is None or routed.policy.special is SpecialCommand.WATCH:
                 continue
             read = field_read(routed.name, request, key, field)
             if read is not None:
                 fields[at] = read.request
-        owned = [at for at in owned if at not in fields]
-        sent = with_state_keys(request, state_keys)
+        state_keys = [at for at in state_keys if at not in fields]
+        sent = with_state_keys(request, aliased)
         return Route(
             Destination.BOTH,
             routed,
-            owned,
+            state_keys,
             preferred=preferred,
             request=sent,
             fields=fields,
@@ -367,9 +373,9 @@ class _KeyedRequest:
 
     def _write(self) -> Route:
         """Return the route of a write with keys of states."""
-        plan = write_plan(self._routed.name, self._request, self._owned)
+        plan = write_plan(self._routed.name, self._request, self._of_states)
         if plan.refused is not None:
-            decision = dict(self._owned)[plan.refused]
+            decision = dict(self._of_states)[plan.refused]
             raise self._table.refusal(self._request, plan.refused, decision, self._database)
         if not plan.dropped:
             return self._changing(self.to_upstream())
@@ -421,7 +427,7 @@ class _LongRequest:
                 f"'{routed.name}' takes {SEARCHED_ARGUMENTS_MAX} arguments through --upstream; split the request"
             )
         self.positions = table.positions(routed, request, is_long=True)
-        is_watch = routed.policy.role is Role.WATCH
+        is_watch = routed.policy.special is SpecialCommand.WATCH
         if is_watch and len(self.positions) > WATCHED_KEYS_MAX:
             raise GenericError(f"a client may watch {WATCHED_KEYS_MAX} keys; UNWATCH, or watch fewer")
         if any(at in self.positions for at in long_at):
@@ -430,11 +436,11 @@ class _LongRequest:
         self._long_at, self._decide = long_at, table.keys.decider(database)
         self._is_write = not routed.is_read and not is_watch
         # An array, because to free a million tuples would take too long.
-        self._others_at = array("L")
-        self._others: list[tuple[int, Decision]] = []  # the first of them
-        self._others_max = WATCHED_KEYS_MAX if is_watch else OTHERS_MAX
+        self._decided_at = array("L")
+        self._decisions: list[tuple[int, Decision]] = []  # the first of them
+        self._decisions_max = WATCHED_KEYS_MAX if is_watch else DECISIONS_MAX
         self._dropped = bytearray()
-        self._owned_count = self._dropped_count = 0
+        self._state_key_count = self._dropped_count = 0
         self._has_aliases = False
 
     def decide(self, first: int) -> None:
@@ -442,22 +448,22 @@ class _LongRequest:
         request, decide = self._request, self._decide
         some = self.positions[first : first + KEYS_AT_ONCE]
         found = [(at, made) for at in some if (made := decide(request[at])).owner is not Owner.UPSTREAM]
-        self._others_at.extend([at for at, _ in found])
-        if len(self._others) < self._others_max:
-            self._others += found
-        owned = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
-        self._owned_count += len(owned)
-        if owned and self._is_write:
-            self._drop(owned)
+        self._decided_at.extend([at for at, _ in found])
+        if len(self._decisions) < self._decisions_max:
+            self._decisions += found
+        of_states = [(at, decision) for at, decision in found if decision.owner is Owner.STATE]
+        self._state_key_count += len(of_states)
+        if of_states and self._is_write:
+            self._drop(of_states)
         self._has_aliases |= any(made.rule is not None and made.rule.alias is not None for _, made in found)
 
-    def _drop(self, owned: Sequence[tuple[int, Decision]]) -> None:
+    def _drop(self, of_states: Sequence[tuple[int, Decision]]) -> None:
         """Note which keys' writes are dropped; GenericError for a key whose writes are refused."""
         if self._long_at:
             raise too_long()
-        plan = write_plan(self._routed.name, self._request, owned)
+        plan = write_plan(self._routed.name, self._request, of_states)
         if plan.refused is not None:
-            decision = dict(owned)[plan.refused]
+            decision = dict(of_states)[plan.refused]
             raise self._table.refusal(self._request, plan.refused, decision, self._database)
         self._dropped = self._dropped or bytearray(len(self._request))
         self._dropped_count += len(plan.dropped)
@@ -469,7 +475,7 @@ class _LongRequest:
         table, routed = self._table, self._routed
         # To list the keys of a long write would take too long, so all cached keys count as changed.
         changed = None if table.keys.has_cached and self._is_write else ()
-        if not self._others:
+        if not self._decisions:
             some = self.positions[:SHADOWED_KEYS_MAX]
             route = _KeyedRequest(table, routed, self._request, self._database, some, (), ()).route()
             can_overtake_cache = routed.is_read and table.keys.has_exactly_cached
@@ -478,13 +484,15 @@ class _LongRequest:
             is_all = self._dropped_count == len(self.positions)
             route = yield from _without_dropped(routed, self._request, self._dropped, is_all)
             return route._replace(changed=changed)
-        keyed = _KeyedRequest(table, routed, self._request, self._database, self.positions, self._others, self._long_at)
+        keyed = _KeyedRequest(
+            table, routed, self._request, self._database, self.positions, self._decisions, self._long_at
+        )
         if self._is_write:
             return keyed.to_upstream()._replace(changed=changed)
-        if self._owned_count == len(self.positions) and routed.is_served and not self._has_aliases:
+        if self._state_key_count == len(self.positions) and routed.is_served and not self._has_aliases:
             return Route(Destination.STATES, routed)
         if routed.is_split:
-            return Route(Destination.BOTH, routed, self._others_at, is_in_chunks=True)
+            return Route(Destination.BOTH, routed, self._decided_at, is_in_chunks=True)
         return keyed.route()
 
 
@@ -505,7 +513,7 @@ class Router:
     """Has the current routing table, and routes requests by it.
 
     Args:
-        own_database: The upstream's number of the clients' database 0.
+        default_database: The upstream's number of the clients' database 0.
     """
 
     def __init__(
@@ -513,14 +521,14 @@ class Router:
         table: CommandTable,
         ownership: Ownership,
         allowed: Collection[str] = (),
-        own: Collection[str] = (),
-        own_database: int = 0,
+        answered_here: Collection[str] = (),
+        default_database: int = 0,
     ) -> None:
-        self.commands = OverlayCommands(table, allowed, own)
+        self.commands = OverlayCommands(table, allowed, answered_here)
         self.getkeys_cache = GetkeysCache()
         self.ownership = ownership
         self._table = RoutingTable(
-            self.commands, ownership.matcher, ownership.is_known, self.getkeys_cache, own_database
+            self.commands, ownership.matcher, ownership.is_known, self.getkeys_cache, default_database
         )
 
     @property
@@ -580,14 +588,14 @@ def _shadowed(
     """Return the keys of a read whose values are to be compared: its only key, or the keys of MGET."""
     if not routed.is_served or not is_comparable(routed.name, routed.facts):
         return ()
-    if len(positions) > 1 and routed.policy.role is not Role.MGET:
+    if len(positions) > 1 and routed.policy.special is not SpecialCommand.MGET:
         return ()
     found = []
     for number, at in enumerate(positions):
         decided = decide(request[at]).rule
         if decided is None or decided.owner is not Owner.SHADOW:
             continue
-        key, is_mget = request[at], routed.policy.role is Role.MGET
+        key, is_mget = request[at], routed.policy.special is SpecialCommand.MGET
         alone: Request = (b"GET", key) if is_mget else request
         name = alone[0].lower().decode("latin-1") if is_mget else routed.name
         state_key = decided.state_key_of(key)
@@ -615,10 +623,10 @@ def _state_read(routed: OverlayCommand, request: Request, at: int, decision: Dec
     return StateRead(exists, [read.request] if read.of_key is None else [read.request, read.of_key], read.convert)
 
 
-def _state_keys(request: Request, others: Sequence[tuple[int, Decision]]) -> Mapping[int, StateKey]:
+def _state_keys(request: Request, decisions: Sequence[tuple[int, Decision]]) -> Mapping[int, StateKey]:
     """Return the states' keys of the aliases among the keys, by position."""
     found = {}
-    for at, decision in others:
+    for at, decision in decisions:
         if decision.rule is not None and decision.rule.alias is not None:
             found[at] = decision.rule.alias.state_key_of(request[at])
     return found

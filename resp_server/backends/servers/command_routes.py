@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from resp_server.command.keys import KeyRange, key_ranges
 from resp_server.command.policies import MOST_USED
-from resp_server.command.policy import ROLES_FORWARDED_TO_STATES, TRANSACTION_ROLES, AnsweredBy, Joined, Role
+from resp_server.command.policy import FORWARDED_TO_STATES, TRANSACTION_COMMANDS, AnsweredBy, ReplyMerge, SpecialCommand
 from resp_server.command.spellings import BySpelling
 from resp_server.command.table import Command, CommandTable
 from resp_server.metrics.stats import CommandStats, Stats
@@ -35,16 +35,16 @@ class StateForwardSpec(NamedTuple):
     Args:
         least, most: The least and the most words of its requests.
         keys: The keys of its requests.
-        joined: How the replies for single keys are joined; None: the keys have to be in one slot.
-        role: MULTI and EXEC, which are forwarded with the commands between them.
+        merge: How the replies for single keys are merged; None: the keys have to be in one slot.
+        special: MULTI and EXEC, which are forwarded with the commands between them.
     """
 
     name: str
     least: int
     most: int
     keys: Sequence[KeyRange]
-    joined: Joined | None
-    role: Role | None
+    merge: ReplyMerge | None
+    special: SpecialCommand | None
     command_stats: CommandStats
 
 
@@ -78,12 +78,12 @@ class CommandRoutes:
                 continue
             policy = command.policy
             keys = key_ranges(command.facts) if command.answered_without_upstream is AnsweredBy.STATES else None
-            if policy.role not in ROLES_FORWARDED_TO_STATES or not (keys or policy.role in TRANSACTION_ROLES):
+            if policy.special not in FORWARDED_TO_STATES or not (keys or policy.special in TRANSACTION_COMMANDS):
                 continue
             arity = command.facts.arity
             most = arity if arity > 0 else CHUNK_ARGUMENTS
             is_split = policy.split is not None and policy.is_split_by_slot and keys == ALL_ARGUMENTS
-            joined = policy.split.joined if policy.split is not None and is_split else None
+            merge = policy.split.merge if policy.split is not None and is_split else None
             command_stats = self._stats.command_stats(name)
-            found.append(StateForwardSpec(name, abs(arity), most, keys or (), joined, policy.role, command_stats))
+            found.append(StateForwardSpec(name, abs(arity), most, keys or (), merge, policy.special, command_stats))
         return found

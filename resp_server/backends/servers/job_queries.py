@@ -86,14 +86,14 @@ class JobQueries:
 
         return await self._query([JOBS, request], merge)
 
-    async def info(self, own: str, sections: set[str]) -> Answer:
-        """Answer INFO by this proxy's own text and the servers' sections."""
+    async def info(self, local: str, sections: set[str]) -> Answer:
+        """Answer INFO by this proxy's text and the servers' sections."""
 
         def merge(servers: Sequence[ServerReplies]) -> bytes:
             available = [server for server in servers if server.error is None]
             rows = [rows_in(each.replies[0]) for each in available]
             shares = shares_of(_slots_of_first(row) for row in rows)
-            texts = [own] if own else []
+            texts = [local] if local else []
             if "keyspace" in sections:
                 found = [text_in(each.replies[1]) for each in available]
                 texts.append(f"# Keyspace\r\n{keyspace_line(found, shares)}")

@@ -14,8 +14,8 @@ from resp_server.backends.servers.request_split import POSITION_BITS, merge_all,
 from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
-from resp_server.command.policies import role_of
-from resp_server.command.policy import Role
+from resp_server.command.policies import special_of
+from resp_server.command.policy import SpecialCommand
 from resp_server.commands.generic import cursor
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
@@ -46,8 +46,8 @@ class KeyspaceQuery:
         self, clusters: StateClusters, request: Request, protocol: int, seen: ReadSeenEpochs, within: Request = ()
     ) -> None:
         self._clusters, self._protocol, self._seen = clusters, protocol, seen
-        self._role = role_of(request[0])
-        self._is_scan = self._role is Role.SCAN
+        self._special = special_of(request[0])
+        self._is_scan = self._special is SpecialCommand.SCAN
         first = self._clusters[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
         # Servers that have different versions for as long as a short request's deadline will not agree soon.
@@ -103,7 +103,7 @@ class KeyspaceQuery:
     def _merge_of(self, shards: Sequence[QueriedShard]) -> Merge:
         """Return the function that merges the shards' replies to the query."""
         if not self._is_scan:
-            return lambda replies: merge_all(self._role, replies, [shard.slots for shard in shards])
+            return lambda replies: merge_all(self._special, replies, [shard.slots for shard in shards])
         last_slot = shards[0].cluster.slots.last_of_run(self._slot)
         return lambda replies: scan_reply_up_to_slot(as_bytes(replies[0]), last_slot, self._number, len(self._clusters))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from resp_server.backends.servers.state_sender import StateSender
-from resp_server.command.policy import AnsweredBy, Joined, Split
+from resp_server.command.policy import AnsweredBy, ReplyMerge, Split
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import Check
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
@@ -81,7 +81,7 @@ async def answer_in_chunks(
         size += len(reply)
         if size > bytes_max:
             raise GenericError(f"replies of more than {bytes_max} bytes were requested at once")
-    if split.joined is Joined.SUM:
+    if split.merge is ReplyMerge.SUM:
         return Answer(encode(count, protocol))
     return Answer(raw_reply_of([encode_header(list, count, protocol), *texts]))
 
@@ -89,9 +89,9 @@ async def answer_in_chunks(
 def forwarded_split_of(command: Command, request: Request) -> Split | None:
     """Return how a proxy splits a long request; None: it is not forwarded, or not split."""
     split = split_of(command, request)
-    if split is None or split.joined is Joined.FRAMES:
+    if split is None or split.merge is ReplyMerge.FRAMES:
         return split
-    if command.answered_without_upstream is AnsweredBy.STATES and split.joined in (Joined.SUM, Joined.LIST):
+    if command.answered_without_upstream is AnsweredBy.STATES and split.merge in (ReplyMerge.SUM, ReplyMerge.LIST):
         return split
     if not may_run_unsplit(request):
         raise too_long(command)
@@ -127,7 +127,7 @@ class LongRequests:
         split = forwarded_split_of(command, request)
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
-        if split is None or split.joined is Joined.FRAMES:
+        if split is None or split.merge is ReplyMerge.FRAMES:
             return False
         if session.transaction is not None or not self._has_keys(session):
             return False

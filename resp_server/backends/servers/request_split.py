@@ -15,7 +15,7 @@ from typing import NamedTuple
 import hiredis
 
 from resp_server.command.keys import keys_of
-from resp_server.command.policy import Joined, Policy, Role
+from resp_server.command.policy import Policy, ReplyMerge, SpecialCommand
 from resp_server.command.table import Command
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
@@ -104,7 +104,7 @@ def merge_parts(
     Args:
         places: The places of each part's keys among all keys.
     """
-    is_summed = policy.split is not None and policy.split.joined is Joined.SUM
+    is_summed = policy.split is not None and policy.split.merge is ReplyMerge.SUM
     return sum_of_replies(replies) if is_summed else array_in_order(replies, places)
 
 
@@ -112,15 +112,15 @@ def _only(replies: Sequence[RawReply]) -> RawReply:
     return replies[0]
 
 
-def merge_all(role: Role | None, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
+def merge_all(special: SpecialCommand | None, replies: Sequence[RawReply], weights: Sequence[int]) -> RawReply:
     """Merge all shards' replies about their keys.
 
     Args:
         weights: Each shard's number of slots.
     """
-    if role is Role.DBSIZE:
+    if special is SpecialCommand.DBSIZE:
         return sum_of_replies(replies)
-    if role is Role.KEYS:
+    if special is SpecialCommand.KEYS:
         return joined(replies)
     found = [row for row in zip(replies, weights, strict=True) if row[0] not in NO_KEY]
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]

@@ -18,14 +18,14 @@ from resp_server.backends.servers.state_sender import StateSender, send_to
 from resp_server.backends.servers.transaction_plan import TransactionPlanner
 from resp_server.backends.servers.watch import watch_states
 from resp_server.backends.stores.stores_backend import StoresBackend
-from resp_server.command.policy import AnsweredBy, Joined, Role
+from resp_server.command.policy import AnsweredBy, ReplyMerge, SpecialCommand
 from resp_server.command.table import Command
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
 from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
-from resp_server.pipeline.keyless_commands import CommandCaller, OwnRequests, has_slot, needs_no_pipeline
+from resp_server.pipeline.keyless_commands import CommandCaller, LocalRequests, has_slot, needs_no_pipeline
 from resp_server.pipeline.long_requests import too_long
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
@@ -57,8 +57,8 @@ class ServersBackend:
     def __init__(self, server: ServerContext, clusters: StateClusters, *, is_routed: bool = False) -> None:
         self._server, self._table, self.clusters = server, server.table, clusters
         self._is_routed = is_routed
-        self.own = StoresBackend(server, self._check_all, forwarded_split_of)
-        self.sender = StateSender(server, clusters, self.own)
+        self.local = StoresBackend(server, self._check_all, forwarded_split_of)
+        self.sender = StateSender(server, clusters, self.local)
         self.long = LongRequests(server, self.sender, self._check_all, self.new_batch, self.has_keys)
         self._planner = TransactionPlanner(self, clusters)
         self._routes = CommandRoutes(server.table, server.stats)
@@ -91,10 +91,10 @@ class ServersBackend:
         if not self._server.attempt(cluster.on_changed, keys):
             self._server.cut_caching_clients()
 
-    def call_commands(self, may_call: Callable[[Command], bool | OwnRequests]) -> None:
+    def call_commands(self, may_call: Callable[[Command], bool | LocalRequests]) -> None:
         """Let the compiled core run commands for which `may_call` is true, or the requests that its test accepts."""
         if self._stored_reads is not None:
-            self._stored_reads.caller = CommandCaller(self._server, may_call)
+            self._stored_reads.command_caller = CommandCaller(self._server, may_call)
 
     @staticmethod
     def may_call(command: Command) -> bool:
@@ -122,7 +122,7 @@ class ServersBackend:
     def new_batch(self, session: Session, bytes_max: int = BATCH_BYTES_MAX) -> ReplyBatch:
         """Return a batch for the replies to a client's requests, of so many bytes."""
         first = self.clusters[0]
-        return ReplyBatch(session, first.access.clock, first.deadline_s(), self.own.error_reply, bytes_max)
+        return ReplyBatch(session, first.access.clock, first.deadline_s(), self.local.error_reply, bytes_max)
 
     def has_keys(self, session: Session) -> bool:
         """Return whether requests with keys are forwarded in the database that a client has selected."""
@@ -147,7 +147,7 @@ class ServersBackend:
         if not is_known or not command.policy.runs_in_transaction:
             raise GenericError(f"command '{command.name}' cannot be in a transaction through a proxy")
         split = forwarded_split_of(command, request) if type(request) is LongRequest else None
-        if split is not None and split.joined is Joined.FRAMES:
+        if split is not None and split.merge is ReplyMerge.FRAMES:
             raise too_long(command, CHUNK_ARGUMENTS)  # EXEC could not wait for its chunks
         may_be_split = bool(command.single_key_at) or command.policy.is_split_by_slot
         if answered_by is AnsweredBy.STATES and not (may_be_split and self.clusters.single is not None):
@@ -205,7 +205,9 @@ class ServersBackend:
         is_sent = is_sent and self.sender.send(command, request, session, batch, answered_by)
         if not is_sent:
             return LocalReason.REFUSED
-        if command.policy.role is Role.INFO:  # `own` has sent it to monitors, with the proxy's own sections
+        if (
+            command.policy.special is SpecialCommand.INFO
+        ):  # `own` has sent it to monitors, with the proxy's own sections
             session.last_command = command.name
             self._server.stats.command_stats(command.name).calls += 1
         else:

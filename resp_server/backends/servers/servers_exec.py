@@ -119,7 +119,7 @@ class ServersExec(BackendExec):
         pauses = StepPauses(self._defer)
         for number, (request, places) in enumerate(zip(self._requests, plan.places, strict=True)):
             if number in plan.errors:
-                replies.append(self._commands.own.error_reply(plan.errors[number]))
+                replies.append(self._commands.local.error_reply(plan.errors[number]))
             elif places is None:
                 replies.append(await self._own_reply(request))
             else:
@@ -136,7 +136,7 @@ class ServersExec(BackendExec):
 
     async def _own_reply(self, request: Request) -> RawReply:
         """Return the reply to a command that the proxy answers."""
-        reply = self._commands.own.answer_queued(self._context, request)
+        reply = self._commands.local.answer_queued(self._context, request)
         if isinstance(reply, Sliced):
             return await run_in_steps(self._encoded(reply), self._defer)
         if isinstance(reply, Pending):
@@ -151,7 +151,7 @@ class ServersExec(BackendExec):
                 out.append(encoder.step())
                 yield
         except Exception as error:
-            return self._commands.own.error_reply(error)
+            return self._commands.local.error_reply(error)
         finally:
             encoder.close()
         return b"".join(out)

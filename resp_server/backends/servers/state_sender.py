@@ -19,7 +19,7 @@ from resp_server.backends.servers.requests import ServerRequest
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters, clash
 from resp_server.backends.servers.tracked_reads import tracked
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.command.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -56,14 +56,14 @@ class StateSender:
     """Sends requests to the state servers behind a proxy, and joins their replies.
 
     Args:
-        own: Makes the proxy's own part of INFO.
+        local: Makes the proxy's own part of INFO.
 
     Attributes:
         forwarder: Forwards an MGET; None: it is not built, or there are several clusters.
     """
 
-    def __init__(self, server: ServerContext, clusters: StateClusters, own: ImmediateBackend) -> None:
-        self._server, self._clusters, self._own = server, clusters, own
+    def __init__(self, server: ServerContext, clusters: StateClusters, local: ImmediateBackend) -> None:
+        self._server, self._clusters, self._local = server, clusters, local
         self._stats, self._tracking, self._defer = server.stats, server.tracking, server.clients.defer
         self.forwarder: Any = None
 
@@ -78,7 +78,7 @@ class StateSender:
         """Add the pending reply to a request; False: the request is malformed, or needs no server."""
         protocol, is_suppressed = session.protocol, session.replies_suppressed
         if answered_by is AnsweredBy.ALL_KEYS:
-            if command.policy.role is Role.SCAN:
+            if command.policy.special is SpecialCommand.SCAN:
                 cursor(request[1])  # raises for an invalid cursor
             query = KeyspaceQuery(self._clusters, request, protocol, batch.seen, within(session.user))
             batch.answer(query.answer, is_suppressed)
@@ -97,10 +97,10 @@ class StateSender:
             if session.tracking_state is not None and session.tracking_state.records_reads
             else None
         )
-        if command.policy.role is Role.STATE_HISTORY:
+        if command.policy.special is SpecialCommand.STATE_HISTORY:
             self.answer_history(request, session, batch, request[2])
             return True
-        is_mget = command.policy.role is Role.MGET
+        is_mget = command.policy.special is SpecialCommand.MGET
         if (
             is_mget
             and tracking_state is None
@@ -112,9 +112,9 @@ class StateSender:
         if found is None:
             return False
         parts, merge = found
-        if command.policy.role is Role.SORT_RO:
+        if command.policy.special is SpecialCommand.SORT_RO:
             check_request(session.user, request)
-        if command.policy.role is Role.STATE_LOCATE:
+        if command.policy.special is SpecialCommand.STATE_LOCATE:
             merge = partial(self._with_address, key=request[2])
         elif len(parts) == 1 and tracking_state is None:
             number, slot = cast("tuple[int, int]", parts[0].target)
@@ -256,24 +256,24 @@ class StateSender:
     def _query_jobs(self, command: Command, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Query all servers about their jobs; False if INFO needs no section of theirs."""
         clusters: Sequence[StateCluster] = self._clusters
-        if command.policy.role is Role.INFO:
+        if command.policy.special is SpecialCommand.INFO:
             sections = server_sections(request[1:])
             if not sections:
                 return False
-            own = self._own.answer(CommandContext(session, self._server), command, request, perf_counter_ns())
-            if isinstance(own, bytes) and own.startswith(b"-"):
-                batch.add(b"" if session.replies_suppressed else own)
+            local = self._local.answer(CommandContext(session, self._server), command, request, perf_counter_ns())
+            if isinstance(local, bytes) and local.startswith(b"-"):
+                batch.add(b"" if session.replies_suppressed else local)
                 return True
             jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-            batch.answer(partial(jobs.info, text_in(own), sections), session.replies_suppressed)
-            self._stats.command_stats(command.name).uncount()  # `own` has counted it
+            batch.answer(partial(jobs.info, text_in(local), sections), session.replies_suppressed)
+            self._stats.command_stats(command.name).uncount()  # `local` has counted it
             return True
-        if command.policy.role is Role.STATE_LIST:
+        if command.policy.special is SpecialCommand.STATE_LIST:
             clusters = self._clusters_with(request[2])
         jobs = JobQueries(clusters, session.protocol, batch.seen, within(session.user))
-        if command.policy.role is Role.STATE_LIST:
+        if command.policy.special is SpecialCommand.STATE_LIST:
             batch.answer(partial(jobs.states, request), session.replies_suppressed)
-        elif command.policy.role is Role.STATE_LAG:
+        elif command.policy.special is SpecialCommand.STATE_LAG:
             batch.answer(jobs.lags, session.replies_suppressed)
         else:
             batch.answer(jobs.jobs, session.replies_suppressed)

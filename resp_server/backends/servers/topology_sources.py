@@ -54,7 +54,7 @@ class ProxyTopologySource(ABC):
         """Follow the source's changes until cancelled."""
 
 
-class FileSource(ProxyTopologySource):
+class FileTopologySource(ProxyTopologySource):
     """A file with a topology."""
 
     def __init__(self, path: str) -> None:
@@ -76,7 +76,7 @@ class FileSource(ProxyTopologySource):
             )
 
 
-class ServerSource(ProxyTopologySource):
+class ServerTopologySource(ProxyTopologySource):
     """A single server with all slots, at an address that does not change.
 
     Args:
@@ -94,7 +94,7 @@ class ServerSource(ProxyTopologySource):
         self.cluster.apply_topology(single_node_topology(self._address), self.name)
 
 
-class LogSource(ProxyTopologySource):
+class LogTopologySource(ProxyTopologySource):
     """A registry's record under a log's root; the registry itself need not run.
 
     The record of a leftover or a copy may have the addresses of servers that serve another log now. So servers have to
@@ -146,7 +146,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> b
     raise TimeoutError
 
 
-class RegistrySource(ProxyTopologySource):
+class RegistryTopologySource(ProxyTopologySource):
     """A registry, which sends each new topology. A connection over which nothing comes is replaced."""
 
     def __init__(self, host: str, port: int, token: str) -> None:

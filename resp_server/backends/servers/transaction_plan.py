@@ -13,7 +13,7 @@ from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters
 from resp_server.backends.stores.stores_backend import StoresBackend
-from resp_server.command.policy import AnsweredBy, Role
+from resp_server.command.policy import AnsweredBy, SpecialCommand
 from resp_server.command.table import Command
 from resp_server.commands.sort import check_request
 from resp_server.pipeline.exec_runner import NOTHING_RUN
@@ -45,10 +45,10 @@ class QueuedCommands(Protocol):
     """Finds queued commands and the owners of their keys.
 
     Attributes:
-        own: Runs the commands that the proxy itself answers.
+        local: Runs the commands that the proxy itself answers.
     """
 
-    own: StoresBackend
+    local: StoresBackend
 
     def command(self, request: Request) -> Command:
         """Return the command of a queued request."""
@@ -224,7 +224,7 @@ class TransactionPlanner:
         found = yield from split_in_steps(command, request, self._commands.target_of)
         if found is None:
             return None
-        if command.policy.role is Role.SORT_RO:
+        if command.policy.special is SpecialCommand.SORT_RO:
             try:
                 check_request(session.user, request)
             except ReplyError as error:

@@ -47,7 +47,7 @@ def fast_path_of(server: ServerContext) -> FastPath | None:
     fast_path: FastPath = native.fast_path.FastPath(
         server, lambda user: permissions_of(user, server.table), record_slow, count_keys, watch_point
     )
-    fast_path.caller = CommandCaller(server)
+    fast_path.command_caller = CommandCaller(server)
     return fast_path
 
 

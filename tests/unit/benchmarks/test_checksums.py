@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.checksums import _without
-from state_backend.lmdb import fast_values, record_format, record_reader
-from state_backend.lmdb.fast_values import FastValues
+from state_backend.lmdb import bulk_writer, record_format, record_reader
+from state_backend.lmdb.bulk_writer import BulkWriter
 from state_backend.model.errors import StoreDamagedError
 
 NAME = b"job:v:1"
@@ -21,6 +21,6 @@ def test_copy_of_look_up_accepts_damaged_record() -> None:
 
 
 def test_writer_has_checksum_and_another_function_has_none() -> None:
-    assert _without(FastValues.put_run, fast_values) is not FastValues.put_run
+    assert _without(BulkWriter.put_run, bulk_writer) is not BulkWriter.put_run
     with pytest.raises(RuntimeError, match="has no checksum"):
         _without(record_format.read_meta, record_format)

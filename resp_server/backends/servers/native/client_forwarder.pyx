@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free
 
 from resp_server.native.client_fields cimport ConnectionFields, SessionFields
-from resp_server.native.wire cimport Output, command_at, cut, put, put_line, texts_of
+from resp_server.native.wire cimport Output, command_at, parse_request, put, put_line, bytes_list_of
 from resp_server.backends.servers.native.client_batch cimport BatchClient, ClientBatch
 from resp_server.backends.servers.native.forwarded_commands cimport BEGIN, RUN, WORD_BYTES_MAX, WORDS_MAX
 from resp_server.backends.servers.native.forwarder cimport Forwarder
@@ -124,7 +124,7 @@ cdef class ClientForwarder(BatchClient):
         transaction = session.transaction
         requests_left, bytes_left = transaction.room
         while at < end:
-            took = cut(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = parse_request(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 forwarder.requests.has_partial = took == 0
                 break
@@ -135,7 +135,7 @@ cdef class ClientForwarder(BatchClient):
                 added += forwarder.requests.words[i].size + WORD_OVERHEAD_BYTES
             if <int64_t>len(requests) >= requests_left or queued_bytes + added > bytes_left:
                 break
-            requests.append(texts_of(forwarder.requests.words, count))
+            requests.append(bytes_list_of(forwarder.requests.words, count))
             queued_bytes += added
             reads_states |= forwarder.requests.has_states
             last = command
@@ -155,7 +155,7 @@ cdef class ClientForwarder(BatchClient):
         cdef int command
         if at == end or not self.may_queue():
             return 0
-        took = cut(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        took = parse_request(at, end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
         command = command_at(&forwarder.commands.specs, forwarder.requests.words, count) if took > 0 and count == 1 else -1
         return took if command >= 0 and forwarder.commands.plans[command].part == RUN else 0
 
@@ -167,7 +167,7 @@ cdef class ClientForwarder(BatchClient):
         cdef int command
         if not self.fields.can_be_forwarded or self.session.db:
             return False
-        took = cut(at[0], end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+        took = parse_request(at[0], end, forwarder.requests.words, WORDS_MAX, WORD_BYTES_MAX, &count)
         command = command_at(&forwarder.commands.specs, forwarder.requests.words, count) if took > 0 and count == 1 else -1
         if command < 0 or forwarder.commands.plans[command].part != BEGIN:
             return False

@@ -11,9 +11,9 @@ cdef extern from "<strings.h>" nogil:
 
 from resp_server.native.arguments cimport integer
 from resp_server.native.client_fields cimport SessionFields
-from resp_server.native.lookup_batch cimport below
+from resp_server.native.lookup_batch cimport random_below
 from resp_server.native.raw_replies cimport integer_in, put_scan
-from resp_server.native.wire cimport Output, Spec, Word, command_at, cut, text_of
+from resp_server.native.wire cimport Output, Spec, Word, command_at, parse_request, bytes_of
 from resp_server.backends.servers.native.client_batch cimport (
     ARRAY, COUNTED, DRAWN, EXEC_PARTS, LISTED, NOT_JOINED, QUEUED_PART, SCANNED, UPSTREAM, BatchClient, ClientBatch, Item, Request
 )
@@ -116,7 +116,7 @@ cdef class ForwardableRequests:
         if self.upstream.connect is None and database:  # without an upstream, other databases are empty
             return 0
         while at < end and self.item_count < ITEMS_MAX and self.request_count < (requests_max if multi == NULL else ITEMS_MAX):
-            took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
+            took = parse_request(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.has_partial = took == 0
                 break
@@ -274,7 +274,7 @@ cdef class ForwardableRequests:
             if is_queued or self.tracking.is_caching_set or sink.watches_states or not self.upstream.connection.may_watch:
                 return 0
             for i in range(keys):
-                self.watched.append(text_of(&self.keys[i]))
+                self.watched.append(bytes_of(&self.keys[i]))
         self.has_writes |= not plan.is_read
         self.requests[self.request_count].has_caching = self.tracking.is_caching_set
         self.tracking.prefixes += self.tracking.is_caching_set
@@ -339,7 +339,7 @@ cdef class ForwardableRequests:
             self.total = self.item_count + 1
         for i in range(1, items):
             self.add_item(i).number = UPSTREAM
-        request.total, request.random = self.total, <uint16_t>below(self.stored.core.batch, 1 << 16)
+        request.total, request.random = self.total, <uint16_t>random_below(self.stored.core.batch, 1 << 16)
         return items
 
     cdef bytes reply_of_states(self, SessionFields session, int listing, const uint8_t* at, size_t size):

@@ -38,7 +38,7 @@ cdef class ForwardedCommands:
     cdef list names, stats
     cdef dict indexes  # by name
     cdef int caching  # the index of CLIENT CACHING
-    cdef int add(self, name, least, most, keys, role, command_stats, is_container=*) except -1
+    cdef int add(self, name, least, most, keys, special, command_stats, is_container=*) except -1
     cdef int add_reads_of_states(self, commands) except -1
     cdef int set_upstream_commands(self, commands) except -1
     cdef bint has_keys(self, const Plan* plan, keys) except -1

@@ -8,10 +8,10 @@ from resp_server.native.raw_replies cimport number_in
 from resp_server.native.wire cimport SPECS_MAX, Word, add_spec
 from resp_server.backends.servers.native.client_batch cimport ARRAY, COUNTED, DRAWN, LISTED, NOT_JOINED, SCANNED, SUM
 
-from resp_server.command.policy import Joined, Role
+from resp_server.command.policy import ReplyMerge, SpecialCommand
 
-# How the replies of the states and of the upstream to a command about all keys are joined, by its role.
-LISTINGS = {Role.DBSIZE: COUNTED, Role.KEYS: LISTED, Role.RANDOMKEY: DRAWN, Role.SCAN: SCANNED}
+# How the replies of the states and of the upstream to a command about all keys are joined, by the command.
+LISTINGS = {SpecialCommand.DBSIZE: COUNTED, SpecialCommand.KEYS: LISTED, SpecialCommand.RANDOMKEY: DRAWN, SpecialCommand.SCAN: SCANNED}
 
 
 cdef class ForwardedCommands:
@@ -22,14 +22,14 @@ cdef class ForwardedCommands:
         self.add_reads_of_states(commands)
         self.caching = self.add("client|caching", 0, 0, (), None, stats.command_stats("client|caching"))
 
-    cdef int add(self, name, least, most, keys, role, command_stats, is_container=False) except -1:
+    cdef int add(self, name, least, most, keys, special, command_stats, is_container=False) except -1:
         """Add a command; return its index."""
         cdef int i = add_spec(&self.specs, name.encode(), least, most, is_container)
         cdef Plan* plan = &self.plans[i]
         cdef KeyRange* keys_of_range
         memset(plan, 0, sizeof(Plan))
-        plan.listing = LISTINGS.get(role, NOT_JOINED)
-        plan.part = BEGIN if role is Role.MULTI else RUN if role is Role.EXEC else WATCHED if role is Role.WATCH else QUEUED
+        plan.listing = LISTINGS.get(special, NOT_JOINED)
+        plan.part = BEGIN if special is SpecialCommand.MULTI else RUN if special is SpecialCommand.EXEC else WATCHED if special is SpecialCommand.WATCH else QUEUED
         for each in keys:
             keys_of_range = &plan.keys[plan.ranges]
             keys_of_range.first, keys_of_range.last, keys_of_range.step, keys_of_range.counted_from = each
@@ -42,10 +42,10 @@ cdef class ForwardedCommands:
     cdef int add_reads_of_states(self, commands) except -1:
         """Add the commands that read states: `StateForwardSpec`s (see `command_routes`)."""
         cdef int i
-        for name, least, most, keys, joined, role, stats in commands:
-            i = self.add(name, least, most, keys, role, stats)
+        for name, least, most, keys, merge, special, stats in commands:
+            i = self.add(name, least, most, keys, special, stats)
             self.plans[i].reads_states = True
-            self.plans[i].join = ARRAY if joined is Joined.LIST else SUM if joined is Joined.SUM else NOT_JOINED
+            self.plans[i].join = ARRAY if merge is ReplyMerge.LIST else SUM if merge is ReplyMerge.SUM else NOT_JOINED
         return 0
 
     cdef int set_upstream_commands(self, commands) except -1:
@@ -53,11 +53,11 @@ cdef class ForwardedCommands:
         cdef int i
         for i in range(self.specs.count):
             self.plans[i].is_for_upstream = False
-        for name, is_read, publishes, keys, role, is_container, queued_arity, stats in commands:
+        for name, is_read, publishes, keys, special, is_container, queued_arity, stats in commands:
             if name not in self.indexes:
                 if self.specs.count == SPECS_MAX:
                     continue  # the general path answers it
-                self.add(name, 1, WORDS_MAX, keys, role, stats, is_container)
+                self.add(name, 1, WORDS_MAX, keys, special, stats, is_container)
             i = self.indexes[name]
             if self.plans[i].reads_states and not self.has_keys(&self.plans[i], keys):
                 continue

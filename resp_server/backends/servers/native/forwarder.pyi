@@ -12,7 +12,7 @@ from resp_server.backends.servers.native.stored_reads import StoredReads
 from resp_server.backends.servers.server_stores import ServerStores
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.command.keys import KeyRange
-from resp_server.command.policy import Role
+from resp_server.command.policy import SpecialCommand
 from resp_server.metrics.stats import CommandStats
 from resp_server.pipeline.context import ServerContext
 from resp_server.session.tracking import TrackingState
@@ -34,9 +34,9 @@ class Forwarder:
     def set_upstream(
         self,
         upstream: Callable[[int, int, int], UpstreamConnection | NodeConnections | None],
-        own_clients: Sequence[Mapping[int, object]],
+        dedicated_clients: Sequence[Mapping[int, object]],
         cache_of: Callable[[int, int], ResultCache | None],
-        commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], Role | None, bool, int, CommandStats]],
+        commands: Sequence[tuple[str, bool, bool, Sequence[KeyRange], SpecialCommand | None, bool, int, CommandStats]],
     ) -> None: ...
     def set_key_owners(
         self, by_database: Mapping[int, Sequence[KeyOwner]], others: Sequence[KeyOwner] = ()

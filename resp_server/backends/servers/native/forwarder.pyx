@@ -79,17 +79,17 @@ cdef class Forwarder:
         """Leave all requests to the upstream to the general path, because they may have to wait, or those that send messages."""
         self.requests.holds_upstream, self.requests.holds_publishing = all_requests, publishing
 
-    def set_upstream(self, upstream, own_clients, cache_of, commands):
+    def set_upstream(self, upstream, dedicated_clients, cache_of, commands):
         """Forward requests for an upstream's keys, and answer those that are cached.
 
         upstream: returns the connection for a client's id, its protocol version and its database, or of a Redis Cluster the
-        `NodeConnections`; None: the client's requests take the general path. own_clients: mappings of the clients with connections
+        `NodeConnections`; None: the client's requests take the general path. dedicated_clients: mappings of the clients with connections
         of their own; empty: no client keeps its connection. cache_of: returns, for a client's id and its
         database, the `ResultCache`; None: the client gets no cached replies. commands: (name, whether it only reads, whether it may send messages,
-        its keys, its role, whether it is a container without a subcommand, the arity of requests that may be queued, `CommandStats`).
+        its keys, `Policy.special`, whether it is a container without a subcommand, the arity of requests that may be queued, `CommandStats`).
         They replace the commands of an earlier call.
         """
-        self.requests.upstream.connect, self.requests.upstream.own_clients = upstream, own_clients
+        self.requests.upstream.connect, self.requests.upstream.dedicated_clients = upstream, dedicated_clients
         self.requests.cache_of = cache_of
         self.commands.set_upstream_commands(commands)
 

@@ -12,7 +12,7 @@ from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.core cimport Core
 from resp_server.native.fast_path cimport FastPath
 from resp_server.native.permissions cimport KeyFilter
-from resp_server.native.wire cimport Output, Word, cut
+from resp_server.native.wire cimport Output, Word, parse_request
 from resp_server.backends.servers.native.forwarded_commands cimport WORD_BYTES_MAX, WORDS_MAX
 from resp_server.backends.servers.native.key_owners cimport STATES, DatabaseOwners
 from resp_server.backends.servers.native.upstream_access cimport UpstreamAccess
@@ -75,7 +75,7 @@ cdef class StoredReads(FastPath):
             return False
         if self.is_fresh and self.stores is not None:
             return True
-        if cut(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) <= 0:
+        if parse_request(data, data + size, words, WORDS_MAX, WORD_BYTES_MAX, &count) <= 0:
             return False
         return self.core.may_answer(words, count)
 

@@ -4,7 +4,7 @@ from resp_server.backends.servers.native.client_batch cimport BatchClient
 
 cdef class UpstreamAccess:
     cdef object connect  # returns a client's connection to a database (see `Forwarder.set_upstream`); None: there is no upstream
-    cdef object own_clients  # mappings of the clients with connections of their own; empty: no client keeps its connection
+    cdef object dedicated_clients  # mappings of the clients with dedicated connections; empty: no client keeps its connection
     cdef object connection  # of the client whose input is being forwarded; of a Redis Cluster, to all nodes
     cdef object node_table  # of these nodes; None: it is no Redis Cluster
     cdef bint is_open  # `connection` was asked for

@@ -16,7 +16,7 @@ cdef class UpstreamAccess:
         """Find the client's connection to the upstream; False: the general path gets its requests."""
         if not self.is_open:
             self.is_open = True
-            if isinstance(sink, BatchClient) and not database and self.own_clients:
+            if isinstance(sink, BatchClient) and not database and self.dedicated_clients:
                 self.connection = self.shared_connection(sink, protocol)
                 return self.connection is not None
             self.connection = self.connect(sink.client_id, protocol, database)
@@ -25,7 +25,7 @@ cdef class UpstreamAccess:
 
     cdef object shared_connection(self, BatchClient client, int protocol):
         """Return the client's connection to database 0 of a single upstream; None: the general path gets its requests."""
-        for clients in self.own_clients:
+        for clients in self.dedicated_clients:
             if client.client_id in clients:
                 return self.connect(client.client_id, protocol, 0)
         if client.shared is None or client.shared_protocol != protocol:

@@ -21,8 +21,8 @@ REDIS = {
 }
 
 
-def declare(name: str, own: CommandSpec | None = None) -> CommandHandler:
-    @command(name, own)
+def declare(name: str, ours: CommandSpec | None = None) -> CommandHandler:
+    @command(name, ours)
     def body(context: Any, key: bytes) -> bytes:
         """Reads."""
         return key

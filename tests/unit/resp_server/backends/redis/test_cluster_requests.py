@@ -6,7 +6,7 @@ import pytest
 
 from resp_server.backends.redis.cluster_requests import Plan, least_of, name_at, plan_of
 from resp_server.backends.redis.slot_table import SlotTable
-from resp_server.backends.redis.url import Address
+from resp_server.backends.redis.url import UpstreamAddress
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.router import Router
 from resp_server.command.overlay_commands import OverlayCommand
@@ -110,7 +110,7 @@ def test_least_of_several_masters_is_reply_to_wait() -> None:
 
 
 def test_name_of_masters_slot_is_found() -> None:
-    one, other = Address("a", 1), Address("b", 1)
+    one, other = UpstreamAddress("a", 1), UpstreamAddress("b", 1)
     table = SlotTable([one] * (SLOTS - 8) + [other] * 8)
     for master in (one, other):
         assert table.master_of(slot_of(name_at(table, master))) == master

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_in
-from resp_server.backends.redis.url import Address
+from resp_server.backends.redis.url import UpstreamAddress
 from resp_server.protocol.replies import encode
 from state_backend.model.slots import SLOTS
 
-A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
+A, B, C = (UpstreamAddress("10.0.0.1", port) for port in (1, 2, 3))
 
 
 def table(*rows: list[object]) -> SlotTable:
@@ -20,7 +20,7 @@ def test_each_slot_has_number_of_its_master() -> None:
     found = SlotTable([A] * 2 + [None] + [B] * (SLOTS - 3))
     assert found.numbers == bytes([1, 1, 0] + [2] * (SLOTS - 3))
     assert [found.numbered(number) for number in (0, 1, 2)] == [None, A, B]
-    new = Address("new", 1)
+    new = UpstreamAddress("new", 1)
     found.move(0, new)
     found.move(1, B)
     assert found.numbers[:4] == bytes([3, 2, 0, 2]) and found.numbered(3) == new
@@ -70,7 +70,7 @@ def test_moved_slot_changes_its_master_and_no_scan() -> None:
         (b"-MOVED 3999 10.0.0.1:2\r\n", Redirect(3999, B, is_ask=False)),
         (b"-ASK 3999 10.0.0.1:2\r\n", Redirect(3999, B, is_ask=True)),
         (b"-MOVED 1 :3\r\n", Redirect(1, C, is_ask=False)),
-        (b"-MOVED 1 ::1:3\r\n", Redirect(1, Address("::1", 3), is_ask=False)),
+        (b"-MOVED 1 ::1:3\r\n", Redirect(1, UpstreamAddress("::1", 3), is_ask=False)),
         (b"-ERR MOVED 1 a:3\r\n", None),
         (b"-MOVED 16384 a:3\r\n", None),
         (b"-MOVED x a:3\r\n", None),

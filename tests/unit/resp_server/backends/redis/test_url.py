@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.backends.redis.url import Address, UpstreamUrl
+from resp_server.backends.redis.url import UpstreamAddress, UpstreamUrl
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,23 @@ from resp_server.backends.redis.url import Address, UpstreamUrl
         ("rediss://cache:6380/2", UpstreamUrl("cache", 6380, database=2, is_tls=True)),
         (
             "redis+cluster://app:x@A:1,[::1]:2,c",
-            UpstreamUrl(user="app", password="x", seeds=(Address("a", 1), Address("::1", 2), Address("c", 6379))),
+            UpstreamUrl(
+                user="app",
+                password="x",
+                seeds=(UpstreamAddress("a", 1), UpstreamAddress("::1", 2), UpstreamAddress("c", 6379)),
+            ),
         ),
         (
             "redis+sentinel://:x@a,b:5/main/2?sentinel_password=y",
             UpstreamUrl(
                 password="x",
                 database=2,
-                seeds=(Address("a", 26379), Address("b", 5)),
+                seeds=(UpstreamAddress("a", 26379), UpstreamAddress("b", 5)),
                 master="main",
                 sentinel_password="y",
             ),
         ),
-        ("rediss+cluster://a", UpstreamUrl(is_tls=True, seeds=(Address("a", 6379),))),
+        ("rediss+cluster://a", UpstreamUrl(is_tls=True, seeds=(UpstreamAddress("a", 6379),))),
         ("unix:///run/redis.sock", UpstreamUrl(path="/run/redis.sock")),
         (
             "unix://app:x@/run/redis.sock?db=1",

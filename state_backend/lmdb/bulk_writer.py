@@ -38,7 +38,7 @@ NEW_VALUE, CHANGED_VALUE = bytes((KeyEvent.NEW, KeyEvent.SET)), bytes((KeyEvent.
 ROWS_MAX = 65_536
 
 
-class FastValues:
+class BulkWriter:
     """Writes the changes that take the hot path, and returns the others. `states` may grow between two calls."""
 
     def __init__(self, keys: KeyWriter, states: Mapping[str, WrittenState]) -> None:
@@ -46,7 +46,7 @@ class FastValues:
         self._states = states
         self._last_position = -1  # the last position of all runs that `put_runs` wrote
 
-    def takes(self, run: pa.RecordBatch) -> bool:
+    def can_take(self, run: pa.RecordBatch) -> bool:
         """Return whether the changes of a run are all PUTs, or all FOLDs, of values of one state that never expire."""
         if not run.num_rows:
             return False
