@@ -25,7 +25,7 @@ from state_backend.model.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 VALUES = {f"job:n:{number}": f"value {number} " * 20 for number in range(300)}
-SPOILED = 77
+DAMAGED = 77
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def read(client: redis.Redis, key: str) -> str:
 
 def spoil(data: Path) -> None:
     """Flip a bit of one key's value, in every copy of it in the file."""
-    needle = f"value {SPOILED} ".encode() * 20
+    needle = f"value {DAMAGED} ".encode() * 20
     stored = data.read_bytes()
     with open(data, "r+b") as file:
         at = stored.find(needle)

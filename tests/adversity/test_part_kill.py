@@ -31,7 +31,7 @@ sys.exit(compactor.main(sys.argv[1:]))
 ''', "--log", self._root, "--job", self._job, "--retention-ms", "0"]
 applier.main(sys.argv[1:])
 """
-CALM_OWNER = OWNER.replace("random.random() < 0.5", "False")
+OWNER_WITHOUT_KILLS = OWNER.replace("random.random() < 0.5", "False")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_new_reader_finds_every_epoch_after_any_kill(tmp_path: Path, log: Path) 
             owners[which] = owner(which)
     for which in (0, 1):
         owners[which].kill()
-        owners[which] = owner(which, CALM_OWNER)
+        owners[which] = owner(which, OWNER_WITHOUT_KILLS)
     snapshots = Snapshots(log)
     snapshots.wait_for_another_than(snapshots.newest())
     for each in owners:
@@ -91,7 +91,7 @@ def test_state_read_from_parts_alone_is_whole(tmp_path: Path) -> None:
     owners = []
     for which, slots in enumerate(("0-8191", "8192-16383")):
         store = tmp_path / f"store{which}"
-        owners.append(RunningApplier(root, store, "--slots", slots, "--compact", program=CALM_OWNER))
+        owners.append(RunningApplier(root, store, "--slots", slots, "--compact", program=OWNER_WITHOUT_KILLS))
     log = ChangeLog(root).job(JOB)
     with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
         epoch = 0

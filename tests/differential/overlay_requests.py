@@ -225,7 +225,7 @@ TRACKING += ["OPTIN OPTOUT", "PREFIX a", "BCAST PREFIX a PREFIX ab", "NOPE"]
 LISTED = ["*", "*", "job:*", "car*", "fact/*/errors", "fact/7/*", "board/*", "[sn]*", "?", "job:speed:[0-2]", "base/?"]
 # Cached keys, and those that the states may have: they are few among all requests, and their order matters.
 OF_RULES = [line for line in (*OF_UPSTREAM, *READS) if {"Q", "U", "B"}.intersection(line.split(" "))]
-ASKED = st.lists(
+REQUESTS = st.lists(
     st.one_of(
         lines(OF_UPSTREAM),
         lines(OF_RULES),

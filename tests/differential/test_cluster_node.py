@@ -151,7 +151,7 @@ def test_cluster_slots_equals_redis_to_byte(trio: Trio, at: int, protocol: str) 
 
 
 # What only gossip and replication know: pings, the length of a stream, numbers of messages.
-UNLIKE = [
+GOSSIP = [
     (re.compile(rb"(replication-offset\r\n):\d+"), rb"\1:0"),
     (re.compile(rb" \d+ \d+ (\d+) connected"), rb" 0 0 \1 connected"),
     (re.compile(rb"(cluster_stats_messages_\w+):\d+\r\n(?!total)"), b""),
@@ -166,7 +166,7 @@ UNLIKE = [
 
 
 def _alike(raw: bytes) -> bytes:
-    for pattern, replacement in UNLIKE:
+    for pattern, replacement in GOSSIP:
         raw = pattern.sub(replacement, raw)
     return raw
 

@@ -17,8 +17,8 @@ NAMES_AS_TYPED += [
     "pubsub channels a b",
     "PUBSUB shardchannels a b",
 ]
-LOOKED_AT_FIRST = ["CLIENT UNBLOCK xx foo", "CLIENT UNBLOCK xx error", "CLIENT UNBLOCK 999999 foo"]
-LOOKED_AT_FIRST += ["CLIENT UNBLOCK 999999", "CLIENT PAUSE x foo", "CLIENT PAUSE -1 write"]
+CHECKED_FIRST = ["CLIENT UNBLOCK xx foo", "CLIENT UNBLOCK xx error", "CLIENT UNBLOCK 999999 foo"]
+CHECKED_FIRST += ["CLIENT UNBLOCK 999999", "CLIENT PAUSE x foo", "CLIENT PAUSE -1 write"]
 KEYS_OF = [
     "MIGRATE h 1 k 0 10",
     "MIGRATE h 1  0 10 KEYS a b",
@@ -40,7 +40,7 @@ def test_subscriber_of_resp2_gets_that_error_first(pair: Pair, line: str) -> Non
     pair.check([[b"SUBSCRIBE", b"a"], line.encode().split()])
 
 
-@pytest.mark.parametrize("line", [*NAMES_AS_TYPED, *LOOKED_AT_FIRST])
+@pytest.mark.parametrize("line", [*NAMES_AS_TYPED, *CHECKED_FIRST])
 def test_unknown_subcommand_is_refused_as_by_redis(pair: Pair, line: str) -> None:
     pair.check_line(line)
 

@@ -25,7 +25,7 @@ STATES = (
 )
 ALL = "KEAn"
 LATER_MS = 4_102_444_800_000
-BEYOND = packed_map.FIELDS_MAX + 1  # fields, or members, that are a record each
+FIELDS_OF_LARGE_MAP = packed_map.FIELDS_MAX + 1  # fields, or members, that are a record each
 
 
 class Job:
@@ -73,7 +73,7 @@ def append(key: str, *elements: str) -> list[Change]:
     return [Change("list", Op.APPEND, b"job:%b" % key.encode(), value=each.encode()) for each in elements]
 
 
-MANY = [f"f{number}" for number in range(BEYOND)]
+MANY = [f"f{number}" for number in range(FIELDS_OF_LARGE_MAP)]
 MANY_WORDS = " ".join(f"{each} 1" for each in MANY)
 
 # Each step: an epoch's changes, and the commands that do the same to the same keys.

@@ -25,7 +25,7 @@ from compat.conformance.wire import requests, scanned
 from compat.waiting import eventually
 from tests.differential.overlay_clients import Client, blocked_at
 from tests.differential.overlay_requests import (
-    ASKED,
+    REQUESTS,
     BLOCKING,
     CHANGES,
     CHOSEN,
@@ -144,14 +144,14 @@ class Overlay(RuleBasedStateMachine):
                 side.connection.read_to_end()
             self._forget(target)
 
-    @step(number=CLIENT, asked=ASKED, cuts=st.lists(st.integers(0, 10_000), max_size=3))
+    @step(number=CLIENT, asked=REQUESTS, cuts=st.lists(st.integers(0, 10_000), max_size=3))
     def ask(self, number: int, asked: list[Line], cuts: list[int]) -> None:
         """A client sends a pipeline."""
         client = self._client(number)
         if not client.is_blocked:
             client.ask(asked, cuts)
 
-    @step(number=CLIENT, asked=ASKED, mode=st.sampled_from(["OFF", "SKIP"]))
+    @step(number=CLIENT, asked=REQUESTS, mode=st.sampled_from(["OFF", "SKIP"]))
     def ask_silently(self, number: int, asked: list[Line], mode: str) -> None:
         """A client suppresses replies, and sends something."""
         client = self._client(number)
@@ -196,7 +196,7 @@ class Overlay(RuleBasedStateMachine):
 
     @step(
         number=CLIENT,
-        asked=ASKED,
+        asked=REQUESTS,
         database=st.sampled_from([None, None, *CHOSEN["DB"]]),
         end=st.sampled_from([None, "EXEC", "EXEC", "EXEC", "DISCARD", "RESET", "EXEC x"]),
     )

@@ -25,9 +25,9 @@ HTTP = [
 # The answer to a bulk string that is not as long as it says: a deviation.
 LINE_END_EXPECTED = b"-ERR Protocol error: expected a line end after a bulk string\r\n"
 # What follows a request that ends the connection is not answered: this shows whether it was.
-AFTER = b"\r\nECHO after\r\n*2\r\n$4\r\nECHO\r\n$5\r\nlater\r\n"
+LATER_REQUESTS = b"\r\nECHO after\r\n*2\r\n$4\r\nECHO\r\n$5\r\nlater\r\n"
 
-WHOLE = [
+INPUTS = [
     b"",
     b"\r\n",
     b"\n",
@@ -118,24 +118,24 @@ CONVERSATION = (
 )
 
 
-@pytest.mark.parametrize("data", WHOLE, ids=repr)
+@pytest.mark.parametrize("data", INPUTS, ids=repr)
 def test_malformed_bytes_are_answered_as_by_redis(pair: Pair, data: bytes) -> None:
     pair.check_bytes(data)
-    pair.check_bytes(data + AFTER)
-    pair.check_bytes(b"PING\r\n" + data + AFTER)
+    pair.check_bytes(data + LATER_REQUESTS)
+    pair.check_bytes(b"PING\r\n" + data + LATER_REQUESTS)
 
 
 @pytest.mark.parametrize("data", HTTP, ids=repr)
 def test_http_request_of_web_page_ends_connection_as_at_redis(pair: Pair, data: bytes) -> None:
-    assert pair.check_bytes(data + AFTER) == b""
+    assert pair.check_bytes(data + LATER_REQUESTS) == b""
 
 
 # hypothesis finds words in the sources and tries them: no other commands, some of which would write.
 WORD = re.compile(rb"[A-Za-z]{3,}")
-KNOWN_WORDS = {word.upper() for data in (*WHOLE, AFTER) for word in WORD.findall(data)}
+KNOWN_WORDS = {word.upper() for data in (*INPUTS, LATER_REQUESTS) for word in WORD.findall(data)}
 # No zero bytes: they are a deviation.
 CHUNKS = st.one_of(
-    st.sampled_from([each for each in WHOLE if len(each) < 40]),
+    st.sampled_from([each for each in INPUTS if len(each) < 40]),
     st.binary(max_size=8).map(lambda chunk: chunk.replace(b"\0", b"")),
     st.sampled_from([b"*", b"$", b"\r\n", b"\n", b"1", b"3", b"-", b"PING", b"ECHO ", b"'", b'"', b"\\x4", b" "]),
 )
@@ -144,7 +144,7 @@ CHUNKS = st.one_of(
 @given(chunks=st.lists(CHUNKS, max_size=6))
 @checked(50)
 def test_garbage_is_answered_as_by_redis(pair: Pair, chunks: list[bytes]) -> None:
-    data = b"".join(chunks) + AFTER
+    data = b"".join(chunks) + LATER_REQUESTS
     assume(all(word.upper() in KNOWN_WORDS for word in WORD.findall(data)))
     assume(LINE_END_EXPECTED not in exchange(pair.sparkis.port, data))
     pair.check_bytes(data)

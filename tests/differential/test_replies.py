@@ -50,20 +50,22 @@ COMPARED_ELSEWHERE = {
 }
 # Redis 7.0, which is the judge, does not have them: see `test_newer_commands.py`.
 NEWER = {"client|no-touch", "client|setinfo", "hexpiretime", "hpexpiretime", "hpttl", "httl"}
-OURS_ALONE = "state|"
+OWN_COMMANDS_PREFIX = "state|"
 # Asked of a node of a cluster, in `test_cluster_node.py`; here, both servers are in none. CLUSTER LINKS is of what
 # only real nodes have, CLUSTER MYSHARDID newer than the judge, and CLUSTER HELP a list of what is served.
-OF_A_CLUSTER = {"asking", "readonly", "readwrite"}
+CLUSTER_COMMANDS = {"asking", "readonly", "readwrite"}
 
 
 def served() -> set[str]:
     """Return the names of all commands that have a body."""
     commands = [each for one in command_table() for each in (one, *one.subcommands.values())]
-    return {each.name for each in commands if each.handler is not None and not each.name.startswith(OURS_ALONE)}
+    return {
+        each.name for each in commands if each.handler is not None and not each.name.startswith(OWN_COMMANDS_PREFIX)
+    }
 
 
 def _of_a_cluster() -> set[str]:
-    return OF_A_CLUSTER | {name for name in served() if name.startswith("cluster|")}
+    return CLUSTER_COMMANDS | {name for name in served() if name.startswith("cluster|")}
 
 
 def test_every_served_command_is_compared() -> None:

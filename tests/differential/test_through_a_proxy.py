@@ -22,7 +22,7 @@ from compat.conformance.wire import Words, scanned
 SLOTS = ("0-5460", "5461-6000,12001-16383", "6001-12000")
 # Of several slots they are refused, as by a cluster: there is nothing that could split them.
 NOT_SPLIT = {"lcs", "sdiff", "sinter", "sintercard", "sort_ro", "sunion", "zdiff", "zinter", "zintercard", "zunion"}
-TOGETHER = [
+OF_ONE_SLOT = [
     "SINTER {tag}set {tag}set2",
     "SUNION {tag}set {tag}set2 {tag}missing",
     "SDIFF {tag}set {tag}set2",
@@ -62,7 +62,7 @@ def test_command_is_answered_as_redis_answers_it(through: Pair, name: str, data:
     through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
 
 
-@pytest.mark.parametrize("line", TOGETHER)
+@pytest.mark.parametrize("line", OF_ONE_SLOT)
 def test_keys_of_one_slot_are_answered_together(through: Pair, line: str) -> None:
     through.check_line(line)
 
@@ -108,7 +108,7 @@ def test_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair,
     through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
 
 
-WITHIN = [
+IN_TRANSACTIONS = [
     ["MULTI", "OBJECT FOO s", "GET plain", "EXEC", "GET plain"],
     ["MULTI", "CLUSTER FOO", "EXEC", "PING"],
     ["MULTI", "CLIENT FOO", "GET plain", "EXEC"],
@@ -130,7 +130,7 @@ WITHIN = [
 
 
 @pytest.mark.parametrize("greeting", ["", "HELLO 3"], ids=["RESP2", "RESP3"])
-@pytest.mark.parametrize("lines", WITHIN, ids="; ".join)
+@pytest.mark.parametrize("lines", IN_TRANSACTIONS, ids="; ".join)
 def test_keyless_transactions_are_answered_as_by_redis(through: Pair, lines: list[str], greeting: str) -> None:
     through.check([line.encode().split(b" ") for line in [greeting, *lines] if line])
 

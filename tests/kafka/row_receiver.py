@@ -14,7 +14,7 @@ from typing import Any
 import pyspark
 
 from tests.kafka.broker import BUILD
-from tests.kafka.truth import NOTHING, Facts
+from tests.kafka.truth import NO_FACTS, Facts
 
 SOURCE = Path(__file__).with_name("RowSender.java")
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
@@ -84,7 +84,7 @@ class RowReceiver:
 
     def states(self, batches: int, partitions: int) -> list[Facts]:
         """Return the state after each of so many batches, of which all rows of all partitions must have come."""
-        state: list[Any] = list(NOTHING)
+        state: list[Any] = list(NO_FACTS)
         found: list[Facts] = []
         for batch in range(batches):
             assert self._complete[batch] == set(range(partitions)), f"batch {batch}: {self._complete[batch]}"

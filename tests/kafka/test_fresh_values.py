@@ -21,7 +21,7 @@ from tests.adversity.scene import Process
 from tests.kafka.broker import Broker
 from tests.kafka.job import ATTACHED, Orders
 from tests.kafka.scene import KEYS, Producing
-from tests.kafka.truth import NOTHING, Facts, Truth
+from tests.kafka.truth import NO_FACTS, Facts, Truth
 from tests.server.relay import Relay
 
 # Each has three kills.
@@ -65,14 +65,14 @@ class Reading:
     def __init__(self, port: int) -> None:
         self.seen: list[set[tuple[int, int, int]]] = [set() for _ in range(KEYS)]
         self.taken_back = 0
-        self.epochs: list[Facts] = [NOTHING]
+        self.epochs: list[Facts] = [NO_FACTS]
         self._port = port
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        before = NOTHING
+        before = NO_FACTS
         while not self._is_over.wait(READ_PAUSE_S):
             try:
                 with redis.Redis(port=self._port) as client:

@@ -19,7 +19,7 @@ from tests.kafka.broker import Broker
 from tests.kafka.job import ATTACHED, Orders
 from tests.kafka.row_receiver import RowReceiver, row_sender_jar
 from tests.kafka.scene import KEYS, Producing, server
-from tests.kafka.truth import NOTHING, Facts, Truth
+from tests.kafka.truth import NO_FACTS, Facts, Truth
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
 PARTITIONS = 4
@@ -131,7 +131,7 @@ def test_rows_that_jvm_writer_got_up_to_commit_are_state_at_commit(kafka: Broker
         driver.kill()
         receiver.close()
     truth = Truth(kafka, topic, checkpoint).of_batches()
-    assert receiver.states(len(truth) - 1, SHUFFLE_PARTITIONS) == truth[1:] and truth[-1] != NOTHING
+    assert receiver.states(len(truth) - 1, SHUFFLE_PARTITIONS) == truth[1:] and truth[-1] != NO_FACTS
     assert receiver.voided, "no run had opened a batch that a later one committed"
     hops = sorted(receiver.hops_ms)
     print(

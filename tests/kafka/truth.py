@@ -10,7 +10,7 @@ from tests.kafka.scene import KEYS
 
 # The count, sum and greatest number of each key, in order.
 Facts = tuple[tuple[int, int, int], ...]
-NOTHING: Facts = ((0, 0, 0),) * KEYS
+NO_FACTS: Facts = ((0, 0, 0),) * KEYS
 
 
 class Truth:
@@ -30,7 +30,7 @@ class Truth:
     def of_keys(self) -> list[set[tuple[int, int, int]]]:
         """Return all values that each key may have had: those after each of its messages. A key is in one partition."""
         found: list[set[tuple[int, int, int]]] = [{(0, 0, 0)} for _ in range(KEYS)]
-        state = list(NOTHING)
+        state = list(NO_FACTS)
         for messages in self._messages:
             for key, number in messages:
                 count, total, _ = state[key]
@@ -51,7 +51,7 @@ class Truth:
 
     def _at_each(self, places: list[list[int]]) -> list[Facts]:
         """Return the state at increasing offsets of all partitions."""
-        state, found, before = list(NOTHING), list[Facts](), [0] * len(self._messages)
+        state, found, before = list(NO_FACTS), list[Facts](), [0] * len(self._messages)
         for ends in places:
             for messages, begin, end in zip(self._messages, before, ends, strict=True):
                 for key, number in messages[begin:end]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.large
 
 KEYS = 10_000_000
 STATES = (StateDescriptor("v", key="k", value="v"),)
-OF_ONE = b":%d\r\n" % KEYS
+KEY_COUNT_REPLY = b":%d\r\n" % KEYS
 
 
 def key(number: int) -> bytes:
@@ -39,7 +39,7 @@ def test_ten_million_keys_are_read(tmp_path: Path, report: Any, serve_measured: 
             publish_values(writer, KEYS, "value of ")
         with serve_measured(log) as server:
             with report.timed("applied", KEYS):
-                server.until("DBSIZE", reply=OF_ONE)
+                server.until("DBSIZE", reply=KEY_COUNT_REPLY)
             size = sum(path.stat().st_blocks * 512 for path in (tmp_path / "stores").rglob("data.mdb"))
             report("file", bytes_per_key=size / KEYS)
             report("memory after the epoch", server=server.memory(), applier=server.applier_memory())
@@ -50,7 +50,7 @@ def test_ten_million_keys_are_read(tmp_path: Path, report: Any, serve_measured: 
                 server.until("GET", key(0), reply=encode(b"99", 2))
             report("memory", server=server.memory(), applier=server.applier_memory())
         with report.timed("opened again"), serve_measured(log) as server:
-            server.until("DBSIZE", reply=OF_ONE)
+            server.until("DBSIZE", reply=KEY_COUNT_REPLY)
             assert server.ask("GET", key(0)) == encode(b"99", 2)
             time.sleep(3)
             report("longest turn since the start", **server.turns())
@@ -81,7 +81,7 @@ def _calls(server: Any) -> dict[str, int]:
 
 
 def _ask(server: Any) -> None:
-    assert server.ask("DBSIZE", show="DBSIZE") == OF_ONE
+    assert server.ask("DBSIZE", show="DBSIZE") == KEY_COUNT_REPLY
     server.ask("RANDOMKEY", show="RANDOMKEY")
     server.ask("INFO", show="INFO")
     server.ask("SCAN", 0, show="SCAN")

@@ -20,7 +20,7 @@ from tests.server.nodes import HALVES, PATIENT, Nodes
 
 STATE = StateDescriptor("n", key="k", value="v")
 # As after a pause of the job that has made the polls rare, only more so.
-NEVER_POLLS = (
+SERVE_WITHOUT_POLLS = (
     "-c",
     """
 import sys
@@ -53,7 +53,7 @@ class Cluster(Nodes):
                     root,
                     *("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{port}", *options),
                     port=port,
-                    program=NEVER_POLLS,
+                    program=SERVE_WITHOUT_POLLS,
                 )
             )
             for at, port in enumerate(self.ports)

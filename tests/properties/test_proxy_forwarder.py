@@ -629,7 +629,7 @@ def test_transaction_over_one_connection_is_sent_as_it_is(
     assert b"".join(sink.replies) == b"".join(b"+%b\r\n" % words[0] for each in forwarded for words in each)
 
 
-AT = read_point({"job": (1, 2)}, 7)
+READ_POINT = read_point({"job": (1, 2)}, 7)
 DIVIDED = [(b"GET", b"j:1"), (b"GET", b"j:2"), (b"STRLEN", b"j:3"), (b"GET", b"j:four"), (b"ZUNION", b"1", b"j:5")]
 
 
@@ -666,7 +666,7 @@ def test_transaction_over_two_servers_is_divided(
             expected += b"".join(map(pack, divided(single, at)))
             replies += map(reply_to, divided(single, at))
             if part:
-                expected += AT * (not is_whole) + b"".join(map(pack, (MULTI, *part, EXEC)))
+                expected += READ_POINT * (not is_whole) + b"".join(map(pack, (MULTI, *part, EXEC)))
                 replies += reply_to_part(part)[is_whole:]
         assert connection.asked() == expected
         for batch in connection.batches:

@@ -21,8 +21,8 @@ from tests.properties.steps import result_of
 TABLE = command_table()
 keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))
 # Texts that look like the protocol, that are cut one by one, and that are longer than those that are not.
-ODD = [b"\r\n$1\r\na\r\n", b"\r\n*2\r\n$", b"%1\r\n", b"\xff", b"$-1\r\n", b"\r\n", b"", b"x" * 5000]
-texts = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from(ODD))
+UNUSUAL_ARGUMENTS = [b"\r\n$1\r\na\r\n", b"\r\n*2\r\n$", b"%1\r\n", b"\xff", b"$-1\r\n", b"\r\n", b"", b"x" * 5000]
+texts = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from(UNUSUAL_ARGUMENTS))
 leaves = st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.booleans(), st.sampled_from(["OK", "PONG"]))
 replies = st.recursive(
     leaves,

@@ -211,26 +211,26 @@ class Play:
             assert topology.node(each.name).health is Health.ONLINE
 
 
-WHICH = st.integers(0, SERVERS_MAX)
-QUIET_EVENTS = (
+SERVER_NUMBERS = st.integers(0, SERVERS_MAX)
+EVENTS_WITHOUT_LOSS = (
     st.just(("join",)),
-    st.tuples(st.just("drain"), WHICH),
-    st.tuples(st.just("fill"), WHICH),
-    st.tuples(st.just("report"), WHICH),
-    st.tuples(st.just("tell"), WHICH),
-    st.tuples(st.just("load"), WHICH, st.sampled_from(["0-4000", "8000-12000", "0-16383"])),
+    st.tuples(st.just("drain"), SERVER_NUMBERS),
+    st.tuples(st.just("fill"), SERVER_NUMBERS),
+    st.tuples(st.just("report"), SERVER_NUMBERS),
+    st.tuples(st.just("tell"), SERVER_NUMBERS),
+    st.tuples(st.just("load"), SERVER_NUMBERS, st.sampled_from(["0-4000", "8000-12000", "0-16383"])),
     st.just(("step",)),
     st.just(("settle",)),
 )
 LOSSES = (
-    st.tuples(st.just("lose"), WHICH),
-    st.tuples(st.just("forget"), WHICH),
-    st.tuples(st.just("return"), WHICH, st.booleans()),
+    st.tuples(st.just("lose"), SERVER_NUMBERS),
+    st.tuples(st.just("forget"), SERVER_NUMBERS),
+    st.tuples(st.just("return"), SERVER_NUMBERS, st.booleans()),
 )
 
 
 @settings(deadline=None)
-@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS), max_size=60))
+@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*EVENTS_WITHOUT_LOSS), max_size=60))
 def test_each_node_leads_to_owner_while_slots_move(replicas: int, first: int, events: list[tuple[Any, ...]]) -> None:
     play = Play(replicas)
     for _ in range(first):
@@ -243,7 +243,7 @@ def test_each_node_leads_to_owner_while_slots_move(replicas: int, first: int, ev
 
 
 @settings(deadline=None)
-@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS, *LOSSES), max_size=40))
+@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*EVENTS_WITHOUT_LOSS, *LOSSES), max_size=40))
 def test_assignment_settles_with_all_slots_answered_after_any_events(
     replicas: int, first: int, events: list[tuple[Any, ...]]
 ) -> None:

@@ -23,7 +23,7 @@ from tests.server.faults import KEYS, LONG_LIST, InjectedError, Scene
 
 EVERYTHING = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 END = b"$3\r\nend\r\n"
-ANY = rb".*"
+ANY_REPLY = rb".*"
 OK = rb"\+OK\r\n"
 
 
@@ -57,12 +57,12 @@ ROUND: dict[str, list[Row]] = {
     "about all": [
         (["DBSIZE"], rb":\d+\r\n"),
         (["KEYS", "job:n:3"], array(bulk(KEYS[3]))),
-        (["SCAN", "0", "MATCH", "nothing"], ANY),
-        (["RANDOMKEY"], ANY),
-        (["STATE", "JOBS"], ANY),
-        (["INFO"], ANY),
-        (["CLIENT", "LIST"], ANY),
-        (["COMMAND", "COUNT"], ANY),
+        (["SCAN", "0", "MATCH", "nothing"], ANY_REPLY),
+        (["RANDOMKEY"], ANY_REPLY),
+        (["STATE", "JOBS"], ANY_REPLY),
+        (["INFO"], ANY_REPLY),
+        (["CLIENT", "LIST"], ANY_REPLY),
+        (["COMMAND", "COUNT"], ANY_REPLY),
         (["LRANGE", LONG_LIST, "0", "-1"], LIST),
         (["OBJECT", "NOTHING"], rb"-ERR unknown subcommand[^\r]*\r\n"),
     ],
@@ -159,7 +159,7 @@ def what_is_wrong(replies: Sequence[bytes], expected: Sequence[bytes]) -> str:
     """Say what was answered with an error, or not at all; nothing else may stand where an answer should."""
     wrong: list[str] = []
     for reply, each in zip(replies, expected, strict=False):
-        if not re.fullmatch(each, reply, re.DOTALL) or (each == ANY and reply[:1] == b"-"):
+        if not re.fullmatch(each, reply, re.DOTALL) or (each == ANY_REPLY and reply[:1] == b"-"):
             is_error = b"-ERR internal error " in reply or reply.startswith(
                 (b"-EXECABORT", b"-ERR EXEC without", b"-ERR")
             )
@@ -179,7 +179,7 @@ def name_of(code: CodeType) -> str:
 
 # What guards others: the event loop, or whoever brings answers, calls these, and they call what is guarded. Nobody
 # guards these, so they do nothing else.
-GUARDS = {
+FUNCTIONS_THAT_CATCH = {
     "client/write_queue.py:WriteQueue.flush",
     "serving/epoch_notifier.py:EpochNotifier._notify",
     "serving/epoch_notifier.py:EpochNotifier._schedule",
@@ -218,7 +218,7 @@ def test_exception_of_any_function_costs_one_client_one_error(of: str, step: int
     called = functions_called(scene, of)
     bad: dict[tuple[str, int], object] = {}
     for code, times in list(called.items())[::step]:
-        if name_of(code) in GUARDS:
+        if name_of(code) in FUNCTIONS_THAT_CATCH:
             continue
         for call in {1, times}:
             wrong = play_with(scene, of, code, call)

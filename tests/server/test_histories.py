@@ -35,7 +35,7 @@ START_MS = 1_700_000_000_000
 EPOCHS = 6
 TTL_MS = 2_500
 KEY = b"job:value:a"
-AT = [iso_text(START_MS + number * 1000) for number in range(EPOCHS)]
+EPOCH_TIMES = [iso_text(START_MS + number * 1000) for number in range(EPOCHS)]
 
 
 def changes_of(number: int) -> list[Change]:
@@ -105,7 +105,7 @@ def history(client: Connection, *words: bytes | str) -> list[tuple[object, ...]]
 def test_values_of_key_come_with_epoch_and_time_newest_first(cluster: Cluster, at: str) -> None:
     with connected(cluster, at, KEY) as client:
         expected = [
-            (number, AT[number].encode(), *((None, None) if number == 3 else (b"value", b"%d" % number)), 0)
+            (number, EPOCH_TIMES[number].encode(), *((None, None) if number == 3 else (b"value", b"%d" % number)), 0)
             for number in reversed(range(EPOCHS))
         ]
         assert history(client, KEY) == expected
@@ -141,8 +141,8 @@ def test_expired_key_has_no_value_from_next_epoch_on(cluster: Cluster, at: str) 
     key = b"job:value:soon"
     with connected(cluster, at, key) as client:
         assert history(client, key) == [
-            (4, AT[4].encode(), None, None, 0),
-            (1, AT[1].encode(), b"value", b"x", 0),
+            (4, EPOCH_TIMES[4].encode(), None, None, 0),
+            (1, EPOCH_TIMES[1].encode(), b"value", b"x", 0),
         ]
 
 
@@ -260,8 +260,8 @@ def test_server_of_past_has_history_up_to_its_moment(tmp_path: Path, workers: st
     publish(log, range(2, EPOCHS))
     options = ("--as-of", "2", "--workers", workers)
     with sparkis_server(store, log, *options) as server, server.connect() as client:
-        two = (2, AT[2].encode(), b"value", b"2", 0)
-        assert history(client, KEY) == [two, (1, AT[1].encode(), b"value", b"1", 1)]
+        two = (2, EPOCH_TIMES[2].encode(), b"value", b"2", 0)
+        assert history(client, KEY) == [two, (1, EPOCH_TIMES[1].encode(), b"value", b"1", 1)]
         for _ in range(2):  # the second newest snapshot remains
             publish(log, range(EPOCHS, EPOCHS + 1))
             compact_log(str(log), "job", retention_ms=0)

@@ -13,7 +13,7 @@ from resp_server.pipeline import context as contexts
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known
-NOBODY = b"$0\r\n\r\n"
+EMPTY_LIST = b"$0\r\n\r\n"
 
 
 class Others:
@@ -55,9 +55,9 @@ def test_requests_behind_pending_reply_wait_for_it(server: Any, others: Others) 
     other.expect_reply(PING, PONG)  # nobody else waits
     waiting.send(PING)  # comes while the reply is pending
     others.answer([])
-    assert waiting.read(len(NOBODY + PONG)) == NOBODY + PONG
+    assert waiting.read(len(EMPTY_LIST + PONG)) == EMPTY_LIST + PONG
     others.answer([])
-    assert waiting.read(len(NOBODY + PONG + PONG)) == NOBODY + PONG + PONG
+    assert waiting.read(len(EMPTY_LIST + PONG + PONG)) == EMPTY_LIST + PONG + PONG
 
 
 def test_answers_of_other_workers_are_part_of_reply(server: Any, others: Others) -> None:
@@ -74,7 +74,7 @@ def test_answers_of_other_workers_are_part_of_reply(server: Any, others: Others)
 def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
-    peer.expect_reply(LIST + PING, NOBODY + PONG)
+    peer.expect_reply(LIST + PING, EMPTY_LIST + PONG)
     others.answer([])  # too late: nobody waits any more
     peer.expect_reply(PING, PONG)
 
@@ -95,7 +95,7 @@ def test_half_closed_client_gets_its_pending_reply(server: Any, others: Others) 
     peer.send(LIST + PING)
     peer.socket.shutdown(socket.SHUT_WR)
     others.answer([])
-    assert peer.read_all() == NOBODY + PONG
+    assert peer.read_all() == EMPTY_LIST + PONG
 
 
 def test_command_of_client_with_replies_off_is_run(server: Any, others: Others) -> None:

@@ -31,13 +31,13 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 STATES = [StateDescriptor("speed", key="car", value="kmh")]
 # A job that nobody writes is stale at once, and what has to last minutes lasts seconds here.
-HASTE = re.compile(r"for: \d+m")
+ALERT_DURATION = re.compile(r"for: \d+m")
 
 # What an alert is for, and what it is not for: series at intervals of a minute, in promtool's notation, for an hour.
-BUT = "{instance='a', job='sparkis'}"
+INSTANCE = "{instance='a', job='sparkis'}"
 SITUATIONS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "SparkisDown": ({f"up{BUT}": "1x5 0x60"}, {f"up{BUT}": "1x70"}),
-    "SparkisNotReady": ({f"sparkis_ready{BUT}": "0x70"}, {f"sparkis_ready{BUT}": "1x56 0x2 1x9"}),
+    "SparkisDown": ({f"up{INSTANCE}": "1x5 0x60"}, {f"up{INSTANCE}": "1x70"}),
+    "SparkisNotReady": ({f"sparkis_ready{INSTANCE}": "0x70"}, {f"sparkis_ready{INSTANCE}": "1x56 0x2 1x9"}),
     "SparkisJobLags": (
         {"sparkis_job_lag_seconds{job_name='j'}": "31x70"},
         {"sparkis_job_lag_seconds{job_name='j'}": "2x70"},
@@ -45,39 +45,39 @@ SITUATIONS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "SparkisJobStale": ({"sparkis_job_stale{job_name='j'}": "1x70"}, {"sparkis_job_stale{job_name='j'}": "0x70"}),
     "SparkisJobFails": ({"sparkis_job_failing{job_name='j'}": "1x70"}, {"sparkis_job_failing{job_name='j'}": "0x70"}),
     "SparkisJobUnreadable": (
-        {f"sparkis_jobs_unreadable{BUT}": "1x70"},
-        {f"sparkis_jobs_unreadable{BUT}": "1x3 0x70"},
+        {f"sparkis_jobs_unreadable{INSTANCE}": "1x70"},
+        {f"sparkis_jobs_unreadable{INSTANCE}": "1x3 0x70"},
     ),
     "SparkisInternalErrors": (
-        {f"sparkis_internal_errors_total{BUT}": "0x55 1x20"},
-        {f"sparkis_internal_errors_total{BUT}": "3x70"},
+        {f"sparkis_internal_errors_total{INSTANCE}": "0x55 1x20"},
+        {f"sparkis_internal_errors_total{INSTANCE}": "3x70"},
     ),
     "SparkisErrors": (
         {"sparkis_errors_total{error='LOADING'}": "0+120x70"},
         {"sparkis_errors_total{error='WRONGTYPE'}": "0+120x70", "sparkis_errors_total{error='BUSY'}": "0+6x70"},
     ),
     "SparkisClientsNearLimit": (
-        {f"sparkis_connected_clients{BUT}": "95x70", f"sparkis_clients_max{BUT}": "100x70"},
-        {f"sparkis_connected_clients{BUT}": "80x70", f"sparkis_clients_max{BUT}": "100x70"},
+        {f"sparkis_connected_clients{INSTANCE}": "95x70", f"sparkis_clients_max{INSTANCE}": "100x70"},
+        {f"sparkis_connected_clients{INSTANCE}": "80x70", f"sparkis_clients_max{INSTANCE}": "100x70"},
     ),
     "SparkisSlotsUnserved": (
-        {f"sparkis_registry_slots_unowned{BUT}": "10x70", f"sparkis_proxy_slots_unserved{BUT}": "0x70"},
-        {f"sparkis_registry_slots_unowned{BUT}": "0x70", f"sparkis_proxy_slots_unserved{BUT}": "0x70"},
+        {f"sparkis_registry_slots_unowned{INSTANCE}": "10x70", f"sparkis_proxy_slots_unserved{INSTANCE}": "0x70"},
+        {f"sparkis_registry_slots_unowned{INSTANCE}": "0x70", f"sparkis_proxy_slots_unserved{INSTANCE}": "0x70"},
     ),
     "SparkisServerLost": (
         {"sparkis_proxy_server_up{server='b:1'}": "0x70"},
         {"sparkis_proxy_server_up{server='b:1'}": "1x70"},
     ),
     "SparkisFailover": (
-        {f"sparkis_registry_failovers_total{BUT}": "0x50 1x20"},
-        {f"sparkis_registry_failovers_total{BUT}": "1x70"},
+        {f"sparkis_registry_failovers_total{INSTANCE}": "0x50 1x20"},
+        {f"sparkis_registry_failovers_total{INSTANCE}": "1x70"},
     ),
     # The last registry that Prometheus scraped is gone; a standby leads; there was never a registry.
     "SparkisRegistryMissing": (
         {"sparkis_registry_leader{instance='a'}": "1x20 stale", "sparkis_registry_leader{instance='b'}": "0x25 stale"},
         {"sparkis_registry_leader{instance='a'}": "1x20 stale", "sparkis_registry_leader{instance='b'}": "0x20 1x50"},
     ),
-    "SparkisUpstreamDown": ({f"sparkis_upstream_up{BUT}": "0x70"}, {f"sparkis_upstream_up{BUT}": "1x70"}),
+    "SparkisUpstreamDown": ({f"sparkis_upstream_up{INSTANCE}": "0x70"}, {f"sparkis_upstream_up{INSTANCE}": "1x70"}),
     "SparkisShadowDiffers": (
         {"sparkis_shadow_outcomes_total{rule='r', outcome='different'}": "0+1x70"},
         {
@@ -98,7 +98,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
     with LogWriter(folder / "log", "job", STATES, "first") as writer:
         writer.publish([Change("speed", Op.PUT, b"job:speed:%d" % number, value=b"7") for number in range(20)])
     metrics, port = free_port(), free_port()
-    (folder / "alerts.yml").write_text(HASTE.sub("for: 1s", ALERTS.read_text()))
+    (folder / "alerts.yml").write_text(ALERT_DURATION.sub("for: 1s", ALERTS.read_text()))
     targets = [{"targets": [f"127.0.0.1:{metrics}"]}]
     config = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
@@ -201,7 +201,7 @@ def test_each_alert_fires_in_its_situation_and_not_without_it(tmp_path: Path) ->
             ],
         }
 
-    tests = [situation({f"up{BUT}": "1x70"}, **dict.fromkeys(SITUATIONS, False))]
+    tests = [situation({f"up{INSTANCE}": "1x70"}, **dict.fromkeys(SITUATIONS, False))]
     for name, (trouble, normal) in SITUATIONS.items():
         tests += [situation(trouble, **{name: True}), situation(normal, **{name: False})]
     (tmp_path / "situations.yml").write_text(

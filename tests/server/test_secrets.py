@@ -20,23 +20,23 @@ from tests.server.commands import Command, Start
 
 STARTED = r"started @ 127\.0\.0\.1:(\d+)"
 # All secrets have this in common, so that one search finds each of them.
-PLANTED = "planted"
-OURS, UPSTREAMS, WRONG, NEW = (f"{PLANTED}-{whose}" for whose in ("ours", "upstreams", "wrong", "new"))
+SECRET_PART = "planted"
+OURS, UPSTREAMS, WRONG, NEW = (f"{SECRET_PART}-{whose}" for whose in ("ours", "upstreams", "wrong", "new"))
 
 
 @pytest.fixture(autouse=True)
 def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{PLANTED}/secret+key")
-    monkeypatch.setenv("SPARKIS_SERVER_PASSWORD", f"{PLANTED}-between-servers")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET_PART}/secret+key")
+    monkeypatch.setenv("SPARKIS_SERVER_PASSWORD", f"{SECRET_PART}-between-servers")
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "users.acl").write_text(
-        f"user default on >{OURS} ~* &* +@all\nuser other on >{PLANTED}-of-other ~* +@read\n"
+        f"user default on >{OURS} ~* &* +@all\nuser other on >{SECRET_PART}-of-other ~* +@read\n"
     )
-    (tmp_path / "token").write_text(f"{PLANTED}-token")
+    (tmp_path / "token").write_text(f"{SECRET_PART}-token")
     return {"acl": tmp_path / "users.acl", "token": tmp_path / "token"}
 
 
@@ -66,7 +66,7 @@ def provoke(port: int) -> None:
             ("ACL", "SETUSER", "third", f"<{NEW}", f"<{WRONG}"),
             ("CONFIG", "SET", "timeout", "x", "requirepass", NEW),
             ("MIGRATE", "127.0.0.1", "1", "k", "0", "1", "AUTH2", "user", NEW),
-            ("AUTH", "other", f"{PLANTED}-of-other"),
+            ("AUTH", "other", f"{SECRET_PART}-of-other"),
             ("SET", "k", "v"),
         ):
             client.sendall(request(*words))
@@ -120,8 +120,8 @@ def test_server_shows_no_secret(start: Start, log: Path, tmp_path: Path, files: 
     server.hang_up()
     server.wait_for("ERROR")
     assert "ACL" in text and "(redacted)" in text
-    assert PLANTED not in text
-    assert PLANTED not in read_on(server)
+    assert SECRET_PART not in text
+    assert SECRET_PART not in read_on(server)
 
 
 @pytest.mark.parametrize("password", [UPSTREAMS, pytest.param(WRONG, marks=pytest.mark.slow)])
@@ -141,8 +141,8 @@ def test_overlay_shows_no_secret(
             port = int(found[1])
             with closing(watch(port)) as monitor:
                 provoke(port)
-                assert PLANTED not in visible_text(port, monitor, metrics)
-        assert PLANTED not in read_on(server)
+                assert SECRET_PART not in visible_text(port, monitor, metrics)
+        assert SECRET_PART not in read_on(server)
 
 
 def _more(command: Command) -> str:
@@ -151,14 +151,14 @@ def _more(command: Command) -> str:
 
 
 def test_mistakes_name_no_secret(log: Path, tmp_path: Path, files: dict[str, Path]) -> None:
-    bucket = f"s3://bucket/log?access_key=AKIA&secret_key={PLANTED}&endpoint_override=http://127.0.0.1:1"
+    bucket = f"s3://bucket/log?access_key=AKIA&secret_key={SECRET_PART}&endpoint_override=http://127.0.0.1:1"
     config = tmp_path / "sparkis.toml"
     config.write_text(f'requirepass = "{OURS}"\n[serve]\nlog = "{bucket}"\nupstream = "redis://:{NEW}@127.0.0.1:1"\n')
     without_scheme = tmp_path / "ui.toml"
     without_scheme.write_text(f'[ui]\nurl = "user:{NEW}@127.0.0.1:1"\n')
     for words in (
         ("serve", "--log", bucket, "--port", "0", "--compact", "no"),
-        ("serve", "--log", f"s3://AKIA:{PLANTED}/x@bucket/log", "--port", "0"),
+        ("serve", "--log", f"s3://AKIA:{SECRET_PART}/x@bucket/log", "--port", "0"),
         ("proxy", "--log", str(log), "--upstream", f"redis://:{NEW}@127.0.0.1:x"),
         ("proxy", "--log", str(log), "--upstream", f"http://user:{NEW}@127.0.0.1:1"),
         ("status", "--url", f"redis://:{OURS}@127.0.0.1:1"),
@@ -176,10 +176,10 @@ def test_mistakes_name_no_secret(log: Path, tmp_path: Path, files: dict[str, Pat
             text=True,
             timeout=WAIT_S_MAX,
             check=False,
-            env=os.environ | {"SPARKIS_CONTROL_TOKEN": f"{PLANTED}-token"},
+            env=os.environ | {"SPARKIS_CONTROL_TOKEN": f"{SECRET_PART}-token"},
         )
         assert ended.stdout + ended.stderr, words
-        assert PLANTED not in ended.stdout + ended.stderr, words
+        assert SECRET_PART not in ended.stdout + ended.stderr, words
 
 
 def test_registry_and_server_show_no_secret(start: Start, log: Path, tmp_path: Path, files: dict[str, Path]) -> None:
@@ -192,5 +192,5 @@ def test_registry_and_server_show_no_secret(start: Start, log: Path, tmp_path: P
         assert stranger.recv(4096)
     server = start("state-server", "--log", log, "--store", tmp_path / "s", *DEBUG, "--token-file", files["token"])
     server.wait_for("of the topology")
-    assert PLANTED not in read_on(server)
-    assert PLANTED not in read_on(registry)
+    assert SECRET_PART not in read_on(server)
+    assert SECRET_PART not in read_on(registry)

@@ -56,14 +56,14 @@ PROBES: Sequence[Sequence[bytes]] = [
     (b"mine:list:1", b"BY", b"nosort", b"GET", b"rival:te*t:sent"),  # the list holds an x
 ]
 
-ALIKE = [
+SHARED_STATES = [
     StateDescriptor("text", key="k", value="v"),
     StateDescriptor("map", key="k", value="v", field="f"),
     StateDescriptor("list", key="k", value="v", kind="list"),
 ]
 STATES = {
-    MINE: [*ALIKE, StateDescriptor("part", value="v", key_format="part:<k>")],
-    OTHERS: [*ALIKE, StateDescriptor(STATE.decode(), key="k", value="v")],
+    MINE: [*SHARED_STATES, StateDescriptor("part", value="v", key_format="part:<k>")],
+    OTHERS: [*SHARED_STATES, StateDescriptor(STATE.decode(), key="k", value="v")],
 }
 
 

@@ -34,7 +34,7 @@ LARGE_KEY, LARGE = "job:n:large", b"x" * (8 << 20)
 
 
 # A server that looks at its log only when an epoch is announced.
-NEVER_LOOKS = """
+WITHOUT_PROBES = """
 from resp_server.serving import appliers, log_watch
 log_watch.LogWatch.watch = lambda *_: None
 appliers.Appliers.__init__.__kwdefaults__["probe_interval_s"] = 3600.0
@@ -135,7 +135,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
 
 def test_epochs_are_announced_over_mutual_tls(cluster: Cluster, authority: Authority) -> None:
     cluster.registry(*authority.options("registry"))
-    port = cluster.server("server", *authority.options("server"), before=NEVER_LOOKS)
+    port = cluster.server("server", *authority.options("server"), before=WITHOUT_PROBES)
     shown = authority.client("writer")
     tls = TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca))
     announcer = Announcer(cluster.log, token=TOKEN, tls=tls)

@@ -16,7 +16,7 @@ from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.model.slots import slot_of
 
-HERE = "sparkis.example.org:7000"
+ADDRESS = "sparkis.example.org:7000"
 
 
 def topology(version: int, here: str, there: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Path,
     moved = b"-MOVED %d 10.1.2.3:7001\r\n" % slot_of(b"plain")
     path = tmp_path / "cluster.json"
     write(path, json.dumps(topology(1, "0-16383", "")))
-    options = ("--cluster", str(path), "--cluster-node", HERE, "--workers", workers)
+    options = ("--cluster", str(path), "--cluster-node", ADDRESS, "--workers", workers)
     with sparkis_server(tmp_path / "store", dataset_log, *options) as server:
         wait_for(server, 4, "plain", b"$5\r\nvalue\r\n")
         write(path, json.dumps(topology(2, "", "0-16383")))
@@ -72,8 +72,8 @@ def test_new_topology_is_shown_by_all_workers(dataset_log: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("text", "name", "complaint"),
     [
-        ("{", HERE, "cluster.json: the topology is not JSON"),
-        (json.dumps(topology(1, "0-1", "1-2")), HERE, "slots 1 have two owners"),
+        ("{", ADDRESS, "cluster.json: the topology is not JSON"),
+        (json.dumps(topology(1, "0-1", "1-2")), ADDRESS, "slots 1 have two owners"),
         (json.dumps(topology(1, "0-1", "2-2")), "10.9.9.9:1", "no node '10.9.9.9:1' in version 1 of the topology"),
         (json.dumps(topology(1, "0-1", "2-2")), None, "--cluster FILE needs --cluster-node HOST:PORT"),
     ],
@@ -102,8 +102,8 @@ def test_topology_can_be_set_by_command(dataset_log: Path, tmp_path: Path) -> No
         control.call("AUTH", CONTROL_TOKEN)
         assert client.call("CLUSTER", "SLOTS").raw == client.call("READONLY").raw == disabled
         assert control.call("TOPOLOGY", "nobody", new).raw.startswith(b"-ERR no node 'nobody' in version 1")
-        assert control.call("TOPOLOGY", HERE, "{").raw.startswith(b"-ERR the topology is not JSON")
+        assert control.call("TOPOLOGY", ADDRESS, "{").raw.startswith(b"-ERR the topology is not JSON")
         assert client.call("CLUSTER", "INFO").raw == disabled
-        assert control.call("TOPOLOGY", HERE, new).raw == b"+OK\r\n"
+        assert control.call("TOPOLOGY", ADDRESS, new).raw == b"+OK\r\n"
         assert client.call("CLUSTER", "SLOTS").plain[0][2][:2] == [b"sparkis.example.org", 7000]
-        assert control.call("TOPOLOGY", HERE, json.dumps(topology(1, "0-1", ""))).is_error
+        assert control.call("TOPOLOGY", ADDRESS, json.dumps(topology(1, "0-1", ""))).is_error

@@ -256,7 +256,7 @@ def test_command_that_asks_other_processes_is_waited_for_within_exec(server: Any
 
 RUN = OK + QUEUED + b"*1\r\n" + PONG
 NOT_RUN = OK + QUEUED + b"*-1\r\n"
-TRY = lines("MULTI", "PING", "EXEC")
+MULTI_PING_EXEC = lines("MULTI", "PING", "EXEC")
 
 
 def test_changed_keys_of_kept_epochs_decide_about_watched_keys(server: Any, epochs: Epochs) -> None:
@@ -264,15 +264,15 @@ def test_changed_keys_of_kept_epochs_decide_about_watched_keys(server: Any, epoc
     for _ in range(8):
         peer.expect_reply(lines("WATCH job:temp:a job:map:m job:temp:none"), OK)
         epochs.publish(keys="b")
-        peer.expect_reply(TRY, NOT_RUN)  # each epoch changes the map
+        peer.expect_reply(MULTI_PING_EXEC, NOT_RUN)  # each epoch changes the map
     peer.expect_reply(lines("WATCH job:temp:a job:temp:none"), OK)
     for _ in range(8):
         epochs.publish(keys="b")
-    peer.expect_reply(TRY, RUN)
+    peer.expect_reply(MULTI_PING_EXEC, RUN)
     peer.expect_reply(lines("WATCH job:temp:a"), OK)
     epochs.publish(keys="a")
-    peer.expect_reply(TRY, NOT_RUN)
-    peer.expect_reply(TRY, RUN)
+    peer.expect_reply(MULTI_PING_EXEC, NOT_RUN)
+    peer.expect_reply(MULTI_PING_EXEC, RUN)
 
 
 def test_watch_of_unknown_keys_compares_small_values_only(server: Any, epochs: Epochs) -> None:
@@ -284,9 +284,9 @@ def test_watch_of_unknown_keys_compares_small_values_only(server: Any, epochs: E
     big.expect_reply(lines("WATCH job:temp:large"), OK)
     for _ in range(20):
         epochs.publish(keys="a")
-    small.expect_reply(TRY, RUN)
-    changed.expect_reply(TRY, NOT_RUN)
-    big.expect_reply(TRY, NOT_RUN)
+    small.expect_reply(MULTI_PING_EXEC, RUN)
+    changed.expect_reply(MULTI_PING_EXEC, NOT_RUN)
+    big.expect_reply(MULTI_PING_EXEC, NOT_RUN)
 
 
 def test_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any, epochs: Epochs) -> None:
@@ -300,9 +300,9 @@ def test_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any
     epochs.publish([Change("seen", Op.PUT, b"job:seen:a", b"bob", b""), members[1]._replace(value=b"2"), *others])
     for _ in range(20):  # until it is not known any more which keys those epochs changed
         epochs.publish()
-    same.expect_reply(TRY, RUN)
-    member.expect_reply(TRY, NOT_RUN)
-    score.expect_reply(TRY, NOT_RUN)
+    same.expect_reply(MULTI_PING_EXEC, RUN)
+    member.expect_reply(MULTI_PING_EXEC, NOT_RUN)
+    score.expect_reply(MULTI_PING_EXEC, NOT_RUN)
 
 
 def test_watched_key_that_expires_ends_transaction(server: Any, epochs: Epochs) -> None:
@@ -319,12 +319,12 @@ def test_watched_key_that_expires_ends_transaction(server: Any, epochs: Epochs) 
     for key in ("job:temp:soon", "job:map:soon"):
         early, late = server.connect(), server.connect()
         early.expect_reply(lines(f"WATCH {key}"), OK)
-        early.expect_reply(TRY, RUN)
+        early.expect_reply(MULTI_PING_EXEC, RUN)
         late.expect_reply(lines(f"WATCH {key}"), OK)
         clock[0] = at
-        late.expect_reply(TRY, NOT_RUN)
+        late.expect_reply(MULTI_PING_EXEC, NOT_RUN)
         late.expect_reply(lines(f"WATCH {key}"), OK)  # expired before it was watched
-        late.expect_reply(TRY, RUN)
+        late.expect_reply(MULTI_PING_EXEC, RUN)
         clock[0] = at - 1_000
 
 
@@ -337,8 +337,8 @@ def test_watched_keys_of_rebuilt_job_are_compared_by_value(server: Any, epochs: 
     changes = [Change("temp", Op.PUT, b"job:temp:a", value=b"1"), Change("temp", Op.PUT, b"job:temp:b", value=b"7")]
     apply_epoch(anew, STATES, changes, 1, term=2, clock_ms=9)
     server.call(lambda: server.server.context.keyspace.put(Job("job", "g2", STATES, anew)))
-    same.expect_reply(TRY, RUN)
-    other.expect_reply(TRY, NOT_RUN)
+    same.expect_reply(MULTI_PING_EXEC, RUN)
+    other.expect_reply(MULTI_PING_EXEC, NOT_RUN)
     server.call(server.server.context.close)
     anew.close()
 
@@ -439,10 +439,10 @@ def test_version_watched_on_one_connection_is_expected_on_another(server: Any, e
         marks = {key: mark(key) for key in ("job:temp:a", "job:temp:b", "job:temp:none")}
         words = b"".join(bulk(each.encode()) for pair in marks.items() for each in pair)
         expect = b"*%d\r\n" % (2 + 2 * len(marks)) + bulk(b"STATE") + bulk(b"EXPECT") + words
-        other.expect_reply(expect + TRY + TRY, OK + RUN + RUN)
+        other.expect_reply(expect + MULTI_PING_EXEC + MULTI_PING_EXEC, OK + RUN + RUN)
         epochs.publish(keys="b")
-        other.expect_reply(expect + TRY + TRY, OK + NOT_RUN + RUN)
-        other.expect_reply(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
+        other.expect_reply(expect + MULTI_PING_EXEC + MULTI_PING_EXEC, OK + NOT_RUN + RUN)
+        other.expect_reply(expect + lines("UNWATCH") + MULTI_PING_EXEC, OK * 2 + RUN)
     refused = b"-ERR a mark is the unchanged reply of STATE MARK\r\n"
     other.expect_reply(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")
 

@@ -148,8 +148,8 @@ def test_query_or_attachment_killed_at_random_moments_loses_no_batch(
         eventually(lambda: seen_by(client), lambda found: found == expected)
 
 
-DIES_AT = 2
-NEVER = -1
+LAST_BATCH = 2
+NO_BATCH = -1
 
 
 @contextmanager
@@ -185,41 +185,41 @@ def test_query_may_die_between_state_and_commit_of_batch(
 ):
     settings(store)
     rows, checkpoint, log = batches(SCHEMA), tmp_path / "checkpoint", tmp_path / "log"
-    for batch in range(DIES_AT + 1):
+    for batch in range(LAST_BATCH + 1):
         rows.add({"k": "each", "n": batch}, {"k": f"of {batch}", "n": batch})
     files = list[Path]()
     with ExitStack() as running:
-        process = running.enter_context(dying(rows, checkpoint, 1, DIES_AT, store))
+        process = running.enter_context(dying(rows, checkpoint, 1, LAST_BATCH, store))
         eventually(lambda: (checkpoint / "commits/0").exists())
         attachment = running.enter_context(attach_files(str(checkpoint), job=JOB, log=str(log)))
         assert process.wait(WAIT_S_MAX) == -signal.SIGKILL
-        assert not (checkpoint / f"commits/{DIES_AT}").exists()
+        assert not (checkpoint / f"commits/{LAST_BATCH}").exists()
         for partition in (0, 1):
-            files += (checkpoint / f"state/0/{partition}").glob(f"{DIES_AT + 1}[._]*")
+            files += (checkpoint / f"state/0/{partition}").glob(f"{LAST_BATCH + 1}[._]*")
         assert {path.parent.name for path in files} == {"0", "1"}, "each task has written its state"
-        assert attachment.wait(DIES_AT - 1, WAIT_S_MAX)
+        assert attachment.wait(LAST_BATCH - 1, WAIT_S_MAX)
         committed = {"killed:aggregation:each": (2, 1)} | {f"killed:aggregation:of {each}": (1, 1) for each in (0, 1)}
-        assert (attachment.batch, values_in(log)) == (DIES_AT - 1, committed)
+        assert (attachment.batch, values_in(log)) == (LAST_BATCH - 1, committed)
         # The same batch again: its state differs from that of the try that died.
         rows.add({"k": "last", "n": 3})
-        running.enter_context(dying(rows, checkpoint, 2, NEVER, store))
-        eventually(lambda: (checkpoint / f"commits/{DIES_AT + 1}").exists())
-        assert attachment.wait(DIES_AT + 1, WAIT_S_MAX)
+        running.enter_context(dying(rows, checkpoint, 2, NO_BATCH, store))
+        eventually(lambda: (checkpoint / f"commits/{LAST_BATCH + 1}").exists())
+        assert attachment.wait(LAST_BATCH + 1, WAIT_S_MAX)
         expected = {
             f"killed:aggregation:{row.key.k}": (row.value["count"], row.value["max"])
-            for row in whole(spark, checkpoint, DIES_AT + 1)
+            for row in whole(spark, checkpoint, LAST_BATCH + 1)
         }
         assert values_in(log) == expected
         assert expected == committed | {
             "killed:aggregation:each": (3, 2),
-            f"killed:aggregation:of {DIES_AT}": (1, 2),
+            f"killed:aggregation:of {LAST_BATCH}": (1, 2),
             "killed:aggregation:last": (1, 2),
         }
     found = ChangeLog(str(log)).job(JOB)
     current = found.current()
     assert current is not None
     numbers = found.numbers(current.generation)
-    assert numbers == list(range(numbers[0], DIES_AT + 2)), "each batch is one epoch of one generation"
+    assert numbers == list(range(numbers[0], LAST_BATCH + 2)), "each batch is one epoch of one generation"
 
 
 def seen_by(client: redis.Redis) -> dict[str, str]:

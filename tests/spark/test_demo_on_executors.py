@@ -29,14 +29,14 @@ pytestmark = pytest.mark.cluster
 
 CLIENTS = Path(__file__).parents[1] / "clients"
 # A month: each airport and carrier, and most planes.
-UNTIL = pa.scalar(datetime(2013, 2, 1, tzinfo=UTC), pa.timestamp("us", "UTC"))
+DEMO_END = pa.scalar(datetime(2013, 2, 1, tzinfo=UTC), pa.timestamp("us", "UTC"))
 READERS = {"string": ["GET"], "hash": ["HGETALL"], "list": ["LRANGE", "0", "-1"]}
 
 Request = list[str]
 
 
 def of_a_month(table: pa.Table) -> pa.Table:
-    return table.filter(pc.less(table.column("time"), UNTIL))
+    return table.filter(pc.less(table.column("time"), DEMO_END))
 
 
 def requests_for(url: str) -> list[Request]:
@@ -104,7 +104,7 @@ def by_redis_cli(endpoint: ExecutorsEndpoint, requests: Sequence[Request]) -> li
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"', "{", "n"))]
 
 
-WAYS: dict[str, Callable[[ExecutorsEndpoint, Sequence[Request]], list[Any]]] = {
+CLIENT_KINDS: dict[str, Callable[[ExecutorsEndpoint, Sequence[Request]], list[Any]]] = {
     "the proxy": by_proxy,
     "redis-py": by_redis_py,
     "ioredis": by_javascript("ioredis"),
@@ -136,7 +136,7 @@ def test_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, execu
             requests = [request for request in requests_for(url) if "weather:latest" not in request[1]]  # it expires
         assert len(requests) > 2_000
         eventually(lambda: placing.values_or_error(endpoint.url), lambda answers: isinstance(answers, dict))
-        for name, ask in WAYS.items():
+        for name, ask in CLIENT_KINDS.items():
             replies = ask(endpoint, requests)
             assert len(replies) == len(requests), name
             wrong = [

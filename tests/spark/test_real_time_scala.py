@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 SPARK = Path(pyspark.__file__).parent
 PAGE = (Path(__file__).parents[2] / "docs" / "real-time.md").read_text()
 [STATEMENTS] = re.findall(r"^```scala\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-AROUND = Path(__file__).with_name("real_time.scala").read_text()
+PROGRAM_AROUND_EXAMPLE = Path(__file__).with_name("real_time.scala").read_text()
 OPTIONS = {
     **SETTINGS,
     "spark.driver.host": "127.0.0.1",
@@ -39,7 +39,7 @@ def test_rows_of_scala_job_are_readable_before_their_commit(
     statements = STATEMENTS.replace("127.0.0.1:7379", f"127.0.0.1:{endpoint.port}")
     statements = statements.replace("5 minutes", "2 seconds").replace("/data/", f"{tmp_path}/")
     program = tmp_path / "program.scala"
-    program.write_text(AROUND.replace("// PAGE\n", statements))
+    program.write_text(PROGRAM_AROUND_EXAMPLE.replace("// PAGE\n", statements))
     settings = [word for name, value in OPTIONS.items() for word in ("--conf", f"{name}={value}")]
     with (
         program.open() as typed,

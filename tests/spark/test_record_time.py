@@ -28,7 +28,7 @@ HOUR, DAYS = timedelta(hours=1), timedelta(days=100)
 PLAIN = StateDescriptor("plain", key="k", value="v")
 ORDERED = StateDescriptor("ordered", key="k", value="v", order_by="v")
 COUNT = StateDescriptor("count", key="k", reduce="count")
-SOME = StateDescriptor("some", key="k", value="v", where="k <> 'b'")
+FILTERED = StateDescriptor("some", key="k", value="v", where="k <> 'b'")
 
 
 def row(key: str, age: timedelta | None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def ages_in(epoch: Epoch) -> list[int]:
     [
         pytest.param((PLAIN,), [1, 1, 1], id="not shuffled"),
         pytest.param((ORDERED,), [1, 1, 1], id="shuffled"),
-        pytest.param((PLAIN, ORDERED, SOME), [3, 2, 3], id="several states"),
+        pytest.param((PLAIN, ORDERED, FILTERED), [3, 2, 3], id="several states"),
     ],
 )
 def test_each_row_of_state_counts_by_its_age(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("sparkis", "state_backend", "resp_server", "spark_hooks")
 # What Python has on clusters.
-OF_CLUSTERS = ("pyarrow", "numpy", "pandas")
+PACKAGES_OF_CLUSTER = ("pyarrow", "numpy", "pandas")
 COMPILED = ("lmdb", "hiredis")
 # Publishes a key, serves it, and prints it as a client reads it.
 DRIVER = """
@@ -96,7 +96,7 @@ def printed(folder: Path, python: Path, placement: str, **settings: str) -> str:
 
 @pytest.mark.parametrize("placement", ["driver", "executors"])
 def test_py_files_bring_sparkis_to_executors_that_have_its_compiled_packages(tmp_path: Path, placement: str):
-    python = without_sparkis(tmp_path / "python", OF_CLUSTERS + (() if placement == "driver" else COMPILED))
+    python = without_sparkis(tmp_path / "python", PACKAGES_OF_CLUSTER + (() if placement == "driver" else COMPILED))
     with zipfile.ZipFile(tmp_path / "sparkis.zip", "w") as archive:
         for package in PACKAGES:
             for path in (ROOT / package).rglob("*"):
@@ -107,7 +107,7 @@ def test_py_files_bring_sparkis_to_executors_that_have_its_compiled_packages(tmp
 
 
 def test_archive_brings_sparkis_and_its_compiled_packages_to_executors(tmp_path: Path):
-    python = without_sparkis(tmp_path / "python", OF_CLUSTERS)
+    python = without_sparkis(tmp_path / "python", PACKAGES_OF_CLUSTER)
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     for package in PACKAGES:

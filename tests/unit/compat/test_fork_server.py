@@ -17,7 +17,7 @@ from resp_server.native import CORE
 from state_backend.attach import reader_process
 from tests.builders import put_value, value_state, write_log
 
-SAYS_WHERE = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
+PRINTS_ITS_ENVIRONMENT = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
 
 
 def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes, int]:
@@ -29,7 +29,7 @@ def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes,
 def test_program_has_callers_arguments_environment_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("B", "is not passed")
-    printed, code = run("-c", SAYS_WHERE, "x", "y z", A="a")
+    printed, code = run("-c", PRINTS_ITS_ENVIRONMENT, "x", "y z", A="a")
     assert printed.decode() == f"{tmp_path} a None ['-c', 'x', 'y z']\n" and code == 0
 
 
@@ -66,7 +66,7 @@ def test_program_runs_until_its_input_ends_or_it_is_killed() -> None:
         assert second.wait() == -signal.SIGKILL
 
 
-SHOWS_WHAT_IT_HAS = """
+PRINTS_ITS_STATE = """
 import os, signal, sys
 blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 print(os.getppid(), os.getcwd(), os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), blocked, flush=True)
@@ -77,7 +77,7 @@ print("an error", file=sys.stderr)
 
 def test_fork_gets_same_arguments_and_descriptors_as_popen(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    command = [sys.executable, "-c", SHOWS_WHAT_IT_HAS, str(writing)]
+    command = [sys.executable, "-c", PRINTS_ITS_STATE, str(writing)]
     options: dict[str, Any] = {"cwd": tmp_path, "start_new_session": True, "pass_fds": [writing], "text": True}
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
@@ -118,7 +118,7 @@ def test_programs_are_imported_already_with_core_or_without() -> None:
         assert run("-c", code)[0] == b"True %b\n" % CORE.encode()
 
 
-STARTS_A_CHILD = """
+STARTS_CHILD = """
 import asyncio, os, sys
 from compat.processes import children_of
 
@@ -143,9 +143,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(("ending", "code"), [("end", 0), ("kill", -9)])
 def test_child_of_program_is_fork_and_child_of_program(tmp_path: Path, ending: str, code: int) -> None:
     write_log(tmp_path / "log", "j", [value_state("s")], [put_value("s", b"j:s:a", b"1")])
-    program = (
-        f"import runpy, sys; from compat import fork_server; fork_server.begin(['-m', 'a.serve']); {STARTS_A_CHILD}"
-    )
+    program = f"import runpy, sys; from compat import fork_server; fork_server.begin(['-m', 'a.serve']); {STARTS_CHILD}"
     printed, _ = run("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
     assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]
 

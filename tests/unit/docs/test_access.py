@@ -12,7 +12,7 @@ from resp_server.commands import command_table
 
 PAGE = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
 TABLE = command_table()
-OF_ADMINS = [
+ADMIN_COMMANDS = [
     each for one in TABLE for each in (one, *one.subcommands.values()) if "@admin" in each.facts.acl_categories
 ]
 
@@ -27,7 +27,7 @@ def users_of(path: Path, text: str) -> Users:
 def test_example_of_users_lets_only_its_admin_affect_all_clients(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```\n(user default .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     users = users_of(tmp_path / "users.acl", text)
-    assert [user.name for user in users if any(user.selectors[0].allows(each) for each in OF_ADMINS)] == [b"admin"]
+    assert [user.name for user in users if any(user.selectors[0].allows(each) for each in ADMIN_COMMANDS)] == [b"admin"]
     assert users.log_in(b"admin", b"secret") is users.get(b"admin")
 
 
@@ -40,4 +40,4 @@ def test_user_of_tenant_reads_its_keys_and_affects_no_other(tmp_path: Path, name
     command = TABLE.get(name)
     assert command is not None
     assert tenant.selectors[0].allows(command)
-    assert [each.name for each in OF_ADMINS if tenant.selectors[0].allows(each)] == []
+    assert [each.name for each in ADMIN_COMMANDS if tenant.selectors[0].allows(each)] == []

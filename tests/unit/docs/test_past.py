@@ -32,8 +32,8 @@ STATE = StateDescriptor(
     },
 )  # fmt: skip
 NAMES = ["key", "ticker", "day", "price", "amount", "at", "is_open", "expire_at"]
-AT = datetime(2026, 11, 24, 11, 59, 58, 500_000, UTC)
-ACME = ["market:price:ACME/2026-11-24", "ACME", date(2026, 11, 24), 12.5, Decimal("3.10"), AT, True, None]
+READ_TIME = datetime(2026, 11, 24, 11, 59, 58, 500_000, UTC)
+ACME = ["market:price:ACME/2026-11-24", "ACME", date(2026, 11, 24), 12.5, Decimal("3.10"), READ_TIME, True, None]
 INIT = ["market:price:INIT/2026-11-23", "INIT", date(2026, 11, 23), 0.25, None, None, None, None]
 
 

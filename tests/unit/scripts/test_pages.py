@@ -17,7 +17,7 @@ from scripts import pages, site_links
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
-THERE = {"README.md": "# Title\n## A `part` of it\n", "docs/tls.md": "# TLS\n"}
+PAGES_OF_SITE = {"README.md": "# Title\n## A `part` of it\n", "docs/tls.md": "# TLS\n"}
 
 
 def listed(entries: list[dict[str, Any]]) -> Iterator[str]:
@@ -95,7 +95,7 @@ def test_page_about_api_has_every_public_name_once() -> None:
     ],
 )
 def test_links_work_from_folder_of_their_page(source: str, written: str, in_the_site: str) -> None:
-    assert pages.for_site(source, written, THERE) == in_the_site
+    assert pages.for_site(source, written, PAGES_OF_SITE) == in_the_site
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_links_work_from_folder_of_their_page(source: str, written: str, in_the_
 )
 def test_link_that_leads_nowhere_is_named(written: str, said: str) -> None:
     with pytest.raises(pages.LinkError, match=f"^{re.escape(said)}$"):
-        pages.for_site("docs/tls.md", written, THERE)
+        pages.for_site("docs/tls.md", written, PAGES_OF_SITE)
 
 
 def test_links_of_built_site_are_followed(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 CONFTEST = Path(__file__).parents[2] / "conftest.py"
 ROOT = CONFTEST.parents[1]
 
-BY_A_MARK = "import pytest\n@pytest.mark.skip(reason='why not')\ndef test_one(): pass\n"
-BY_A_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
-BY_THE_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
-EXPECTED = "import pytest\n@pytest.mark.expected_skip({condition}, reason='why not')\ndef test_one(): {text}\n"
-NOTHING = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
+SKIPS_BY_MARK = "import pytest\n@pytest.mark.skip(reason='why not')\ndef test_one(): pass\n"
+SKIPS_BY_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
+SKIPS_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
+EXPECTED_SKIP = "import pytest\n@pytest.mark.expected_skip({condition}, reason='why not')\ndef test_one(): {text}\n"
+EXPECTED_FAILURE = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
 
 
-WITH_A_BINDING = "import duckdb\ndef test_one(): assert duckdb\n"
+IMPORTS_DUCKDB = "import duckdb\ndef test_one(): assert duckdb\n"
 
 
 def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(
-    "test", [BY_A_MARK, *(pytest.param(each, marks=pytest.mark.slow) for each in (BY_A_CALL, BY_THE_MODULE))]
+    "test", [SKIPS_BY_MARK, *(pytest.param(each, marks=pytest.mark.slow) for each in (SKIPS_BY_CALL, SKIPS_MODULE))]
 )
 def test_skip_fails_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
     done = run(tmp_path, test, is_ci=True)
@@ -43,23 +43,23 @@ def test_skip_fails_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
 
 
 def test_skip_that_mark_expects_does_not_fail_run_on_ci(tmp_path: Path) -> None:
-    done = run(tmp_path, EXPECTED.format(condition=True, text="assert False"), is_ci=True)
+    done = run(tmp_path, EXPECTED_SKIP.format(condition=True, text="assert False"), is_ci=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout
 
 
 def test_test_whose_mark_expects_no_skip_here_is_run(tmp_path: Path) -> None:
-    assert run(tmp_path, EXPECTED.format(condition=False, text="assert False"), is_ci=True).returncode == 1
+    assert run(tmp_path, EXPECTED_SKIP.format(condition=False, text="assert False"), is_ci=True).returncode == 1
 
 
 def test_skip_outside_of_ci_does_not_fail_run(tmp_path: Path) -> None:
-    assert run(tmp_path, BY_A_MARK, is_ci=False).returncode == 0
+    assert run(tmp_path, SKIPS_BY_MARK, is_ci=False).returncode == 0
 
 
 def test_expected_failure_is_no_skip(tmp_path: Path) -> None:
-    assert run(tmp_path, NOTHING, is_ci=True).returncode == 0
+    assert run(tmp_path, EXPECTED_FAILURE, is_ci=True).returncode == 0
 
 
 def test_nothing_is_printed_after_result(tmp_path: Path) -> None:
-    done = run(tmp_path, WITH_A_BINDING, is_ci=False)
+    done = run(tmp_path, IMPORTS_DUCKDB, is_ci=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("1 passed")

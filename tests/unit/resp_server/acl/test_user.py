@@ -14,7 +14,7 @@ from resp_server.protocol.glob import PATTERN_BYTES_MAX
 
 TABLE = command_table()
 START = "off sanitize-payload resetchannels -@all"
-ON = "on nopass sanitize-payload"
+ENABLED = "on nopass sanitize-payload"
 ONE = "#" + sha256(b"one").hexdigest()
 TWO = "#" + sha256(b"two").hexdigest()
 LONG = "a" * (PATTERN_BYTES_MAX + 1)
@@ -23,7 +23,7 @@ LONG = "a" * (PATTERN_BYTES_MAX + 1)
 SYNTAX = "Syntax error"
 UNKNOWN = "Unknown command or category name in ACL"
 BAD_HASH = "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters"
-AFTER_ALL = (
+PATTERN_AFTER_ALL = (
     "Adding a pattern after the * pattern (or the '{}' flag) is not valid and does not have any effect. Try '{}' to "
     "start with an empty list of {}"
 )
@@ -49,7 +49,7 @@ def denial(user: User, line: str) -> Denial | None:
     ("rules", "text"),
     [
         ("", START),
-        ("on nopass", f"{ON} resetchannels -@all"),
+        ("on nopass", f"{ENABLED} resetchannels -@all"),
         ("ON OFF", START),
         ("skip-sanitize-payload", "off skip-sanitize-payload resetchannels -@all"),
         ("skip-sanitize-payload sanitize-payload", START),
@@ -111,8 +111,8 @@ def test_rules_have_text_that_acl_file_has(rules: str, text: str) -> None:
         ("%RR~a", "%RR~a", SYNTAX),
         ("~a\0b", "~a\0b", SYNTAX),
         ("&a\0b", "&a\0b", SYNTAX),
-        ("~* ~a", "~a", AFTER_ALL.format("allkeys", "resetkeys", "patterns")),
-        ("&* &a", "&a", AFTER_ALL.format("allchannels", "resetchannels", "channels")),
+        ("~* ~a", "~a", PATTERN_AFTER_ALL.format("allkeys", "resetkeys", "patterns")),
+        ("&* &a", "&a", PATTERN_AFTER_ALL.format("allchannels", "resetchannels", "channels")),
         ("#abc", "#abc", BAD_HASH),
         ("!" + "A" * 64, "!" + "A" * 64, BAD_HASH),
         ("<two", "<two", "The password you are trying to remove from the user does not exist"),

@@ -28,16 +28,16 @@ STATES = [
     StateDescriptor("ranks", member="member", score="score", key_format="ranks:<key>"),
 ]
 LARGE = 1500
-EVEN = [b"m%04d" % number for number in range(0, 2 * LARGE, 2)]
-THIRD = [b"m%04d" % number for number in range(0, 2 * LARGE, 3)]
-SCORES = {member: float(Random(member).randrange(200)) for member in EVEN}
+EVENS = [b"m%04d" % number for number in range(0, 2 * LARGE, 2)]
+THIRDS = [b"m%04d" % number for number in range(0, 2 * LARGE, 3)]
+SCORES = {member: float(Random(member).randrange(200)) for member in EVENS}
 CHANGES = [
-    *(Change("text", Op.PUT, b"weight:" + member, value=b"%d" % -number) for number, member in enumerate(EVEN)),
-    *(Change("map", Op.PUT, b"map:large", field=member, value=b"v" + member) for member in EVEN),
-    *(Change("list", Op.APPEND, b"list:large", value=member) for member in reversed(EVEN)),
+    *(Change("text", Op.PUT, b"weight:" + member, value=b"%d" % -number) for number, member in enumerate(EVENS)),
+    *(Change("map", Op.PUT, b"map:large", field=member, value=b"v" + member) for member in EVENS),
+    *(Change("list", Op.APPEND, b"list:large", value=member) for member in reversed(EVENS)),
     *(Change("set", Op.PUT, b"set:small", field=member, value=b"") for member in (b"a", b"b", b"m0006")),
-    *(Change("set", Op.PUT, b"set:even", field=member, value=b"") for member in EVEN),
-    *(Change("set", Op.PUT, b"set:third", field=member, value=b"") for member in THIRD),
+    *(Change("set", Op.PUT, b"set:even", field=member, value=b"") for member in EVENS),
+    *(Change("set", Op.PUT, b"set:third", field=member, value=b"") for member in THIRDS),
     *(Change("ranks", Op.PUT, b"ranks:small", field=member, value=b"2.5") for member in (b"a", b"m0006", b"z")),
     *(Change("ranks", Op.PUT, b"ranks:even", field=member, value=b"%r" % score) for member, score in SCORES.items()),
 ]
@@ -135,7 +135,7 @@ def test_reply_in_steps_is_one_that_is_made_at_once(
 
 
 def test_set_operations_equal_python_sets(ask: Callable[..., Reply]) -> None:
-    even, third, small = set(EVEN), set(THIRD), {b"a", b"b", b"m0006"}
+    even, third, small = set(EVENS), set(THIRDS), {b"a", b"b", b"m0006"}
     assert set(ask("SINTER set:even set:third").plain) == even & third
     assert set(ask("SUNION set:even set:third set:small").plain) == even | third | small
     assert set(ask("SDIFF set:even set:third set:small").plain) == even - third - small
@@ -143,10 +143,10 @@ def test_set_operations_equal_python_sets(ask: Callable[..., Reply]) -> None:
 
 
 def test_sorted_set_operations_sort_by_score_and_member(ask: Callable[..., Reply]) -> None:
-    scores = {member: SCORES.get(member, 0.0) + (member in set(THIRD)) for member in {*EVEN, *THIRD}}
+    scores = {member: SCORES.get(member, 0.0) + (member in set(THIRDS)) for member in {*EVENS, *THIRDS}}
     expected = [member for member, _ in sorted(scores.items(), key=lambda pair: (pair[1], pair[0]))]
     assert ask("ZUNION 2 ranks:even set:third").plain == expected
-    common = [member for member in expected if member in SCORES and member in set(THIRD)]
+    common = [member for member in expected if member in SCORES and member in set(THIRDS)]
     assert ask("ZINTER 2 ranks:even set:third").plain == common
 
 
@@ -157,7 +157,7 @@ def test_random_items_are_distinct_with_positive_count_only(ask: Callable[..., R
     assert len(once) == len(set(once)) == min(count, LARGE)
     repeated = ask(f"{name} -{count}").plain
     assert len(repeated) == count
-    assert {*once, *repeated} <= set(EVEN)
+    assert {*once, *repeated} <= set(EVENS)
 
 
 def test_random_items_cover_small_set_and_spread_over_large_one(ask: Callable[..., Reply]) -> None:

@@ -107,20 +107,20 @@ def refusal(key: bytes) -> bytes:
 
 
 # What keys are asked for, and what asks for all keys.
-OF_A_KEY = [
+ABOUT_KEY = [
     *(f"{name} {A_HIGH}" for name in ("GET", "MGET", "EXISTS", "TOUCH", "TYPE", "TTL", "STRLEN", "HGETALL", "LLEN")),
     *(f"{name} {A_HIGH} 0 1" for name in ("LRANGE", "GETRANGE")),
     *(f"{name} {A_HIGH} f" for name in ("HGET", "HMGET")),
     f"HSCAN {A_HIGH} 0",
     f"STATE LOCATE {A_HIGH}",
 ]
-OF_ALL_KEYS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY", "STATE JOBS", "STATE LIST job"]
-OF_A_SLOT = [f"CLUSTER {name} {slot_of(A_HIGH.encode())}" for name in ("COUNTKEYSINSLOT", "GETKEYSINSLOT")]
-OF_NO_KEY = ["PING", "STATE LAG", "STATE DESCRIBE job:s", "INFO", "COMMAND COUNT", f"GET {A_LOW}"]
+ABOUT_ALL_KEYS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY", "STATE JOBS", "STATE LIST job"]
+ABOUT_SLOT = [f"CLUSTER {name} {slot_of(A_HIGH.encode())}" for name in ("COUNTKEYSINSLOT", "GETKEYSINSLOT")]
+WITHOUT_KEY = ["PING", "STATE LAG", "STATE DESCRIBE job:s", "INFO", "COMMAND COUNT", f"GET {A_LOW}"]
 
 
 @pytest.mark.parametrize("shown", [ALL, ALL - SlotSet.parse("0-9")], ids=["all slots", "some slots"])
-@pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS, OF_A_SLOT[0], f"{OF_A_SLOT[1]} 10"])
+@pytest.mark.parametrize("request_sent", [*ABOUT_KEY, *ABOUT_ALL_KEYS, ABOUT_SLOT[0], f"{ABOUT_SLOT[1]} 10"])
 def test_node_refuses_slots_it_is_loading(node: Callable[[SlotSet], Node], request_sent: str, shown: SlotSet) -> None:
     here = node(LOW)
     here.stand(shown)
@@ -129,12 +129,12 @@ def test_node_refuses_slots_it_is_loading(node: Callable[[SlotSet], Node], reque
     assert not here.ask(request_sent).startswith((REFUSED, b"-LOADING", b"-ERR"))
 
 
-@pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS])
+@pytest.mark.parametrize("request_sent", [*ABOUT_KEY, *ABOUT_ALL_KEYS])
 def test_server_outside_cluster_replies_loading(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     assert node(LOW).ask(request_sent).startswith(b"-LOADING ")
 
 
-@pytest.mark.parametrize("request_sent", OF_NO_KEY)
+@pytest.mark.parametrize("request_sent", WITHOUT_KEY)
 def test_owned_slots_are_answered_while_others_are_missing(node: Callable[[SlotSet], Node], request_sent: str) -> None:
     here = node(LOW)
     here.stand(ALL)

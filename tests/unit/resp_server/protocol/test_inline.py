@@ -7,7 +7,7 @@ import pytest
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.inline import inline_arguments
 
-GOOD = [
+VALID_LINES = [
     (b"", []),
     (b" \t\r\n\v\f", []),
     (b"GET a", [b"GET", b"a"]),
@@ -29,7 +29,7 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), GOOD)
+@pytest.mark.parametrize(("line", "words"), VALID_LINES)
 def test_line_is_split_into_words(line: bytes, words: list[bytes]) -> None:
     assert inline_arguments(line) == words
 

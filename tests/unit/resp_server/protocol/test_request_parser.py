@@ -24,7 +24,7 @@ pytestmark = pytest.mark.pure
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 
-GOOD = [
+VALID_REQUESTS = [
     (PING, [[b"PING"]]),
     (b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n", [[b"GET", b"a"]]),
     (b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n", [[b"GET", b""]]),
@@ -48,7 +48,7 @@ GOOD = [
     (b"*1\r\n$5000\r\n" + b"a" * 5000 + b"\r\n" + PING, [[b"a" * 5000], [b"PING"]]),
 ]
 
-BAD = [
+INVALID_REQUESTS = [
     (b"*a\r\n", "invalid multibulk length"),
     (b"*\r\n", "invalid multibulk length"),
     (b"*+1\r\n", "invalid multibulk length"),
@@ -79,21 +79,21 @@ def bytewise(data: bytes) -> list[bytes]:
     return [data[at : at + 1] for at in range(len(data))]
 
 
-@pytest.mark.parametrize(("data", "requests"), GOOD)
+@pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
 def test_requests_come_out_of_whole_buffer(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, data) == requests
     assert parser.error is None
 
 
-@pytest.mark.parametrize(("data", "requests"), GOOD)
+@pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
 def test_same_requests_come_out_byte_by_byte(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, *bytewise(data)) == requests
     assert parser.error is None
 
 
-@pytest.mark.parametrize(("data", "requests"), GOOD)
+@pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
 def test_trailing_bytes_wait_for_their_rest(data: bytes, requests: list[Request]) -> None:
     if not requests:
         return  # the trailing bytes would be its arguments
@@ -104,7 +104,7 @@ def test_trailing_bytes_wait_for_their_rest(data: bytes, requests: list[Request]
     assert parser.buffered_bytes == 0
 
 
-@pytest.mark.parametrize(("data", "text"), BAD)
+@pytest.mark.parametrize(("data", "text"), INVALID_REQUESTS)
 def test_broken_request_is_one_error_after_requests_before_it(data: bytes, text: str) -> None:
     whole, single = RequestParser(), RequestParser()
     assert parsed(whole, PING + data + PING) == [[b"PING"]]

@@ -9,9 +9,9 @@ import pytest
 from resp_server.settings.option_values import http_address
 from spark_hooks.cli import main
 
-OF_SERVERS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])
+SERVER_COMMANDS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])
 PORTS = [(["registry", "--log", "log"], "--port"), (["demo"], "--port"), (["attach", "--checkpoint", "c"], "--port")]
-PORTS += [(words, "--port") for words in OF_SERVERS] + [(words, "--tls-port") for words in OF_SERVERS[:2]]
+PORTS += [(words, "--port") for words in SERVER_COMMANDS] + [(words, "--tls-port") for words in SERVER_COMMANDS[:2]]
 
 
 @pytest.mark.parametrize("given", ["70000", "-1", "abc", "", "7_379", "\u0663", "9" * 5000])
@@ -22,7 +22,7 @@ def test_invalid_port_is_refused(words: list[str], option: str, given: str, caps
     assert f"argument {option}: {given!r} is not a port from 0 to 65535" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", OF_SERVERS)
+@pytest.mark.parametrize("words", SERVER_COMMANDS)
 @pytest.mark.parametrize(
     ("option", "given", "message"),
     [

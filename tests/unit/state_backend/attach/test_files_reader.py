@@ -27,8 +27,8 @@ from tests.unit.state_backend.attach.following import (
 WITHOUT_TEXT_KEYS = ("hdfs-types", "rocksdb-types", "hdfs-not-utf8")
 # Of older versions only some jobs: `tests/unit/state_backend/checkpoint` reads all. Slow are those that it reads in
 # `make test`, too: how they are followed does not depend on the version.
-OF_EACH_VERSION = ("hdfs-aggregation", "rocksdb-join", "format2-aggregation", "transform")
-READ_HERE_ALONE = ("4.0.5", "4.1.4", "4.2.1")
+JOBS_OF_EACH_VERSION = ("hdfs-aggregation", "rocksdb-join", "format2-aggregation", "transform")
+VERSIONS_READ_HERE_ONLY = ("4.0.5", "4.1.4", "4.2.1")
 # The texts of `scripts/golden_checkpoints.py`, and the last one, which is a surrogate: Java replaces it as a whole.
 NOT_UTF8 = ("E9", "FF41", "C3", "F09F98", "EDA080", "C080", "E282AC", "E28241")
 SURROGATE = b"\xed\xa0\x804"
@@ -37,10 +37,12 @@ COUNTS = Counter(
 )
 JOBS = [
     pytest.param(
-        *each, id="-".join(each), marks=[] if each[0] in (*READ_HERE_ALONE, golden.NEWEST) else [pytest.mark.slow]
+        *each,
+        id="-".join(each),
+        marks=[] if each[0] in (*VERSIONS_READ_HERE_ONLY, golden.NEWEST) else [pytest.mark.slow],
     )
     for each in golden.jobs()
-    if each[1] not in WITHOUT_TEXT_KEYS and (each[0] == golden.NEWEST or each[1] in OF_EACH_VERSION)
+    if each[1] not in WITHOUT_TEXT_KEYS and (each[0] == golden.NEWEST or each[1] in JOBS_OF_EACH_VERSION)
 ]
 
 

@@ -24,10 +24,10 @@ WITHOUT_CHANGE_LOGS = ("rocksdb-no-changelog", "transform-no-changelog", "rocksd
 # Of a query that has stopped writing change logs: the first batch without one, which has no snapshot to compare with.
 NOT_COMPARED = [("rocksdb-switched", 2)]
 # Versions of Spark whose files are as those before or after them; `test_files_reader.py` has four jobs of each.
-BETWEEN = ("4.0.5", "4.1.4", "4.2.1")
+VERSIONS_BETWEEN = ("4.0.5", "4.1.4", "4.2.1")
 each_job = pytest.mark.parametrize(
     ("version", "job"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in BETWEEN else []) for each in jobs()],
+    [pytest.param(*each, marks=[pytest.mark.slow] if each[0] in VERSIONS_BETWEEN else []) for each in jobs()],
 )
 # The rows of a state in a partition, as of a batch.
 Whole = dict[tuple[int, str], list[pa.RecordBatch]]

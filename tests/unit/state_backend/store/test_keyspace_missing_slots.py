@@ -21,7 +21,7 @@ NOW_MS = 1_000
 LOW, HIGH = SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")
 STATE = StateDescriptor("s", key="k", value="v")
 # A key that no store has, in HIGH.
-NEVER = next(key for key in (b"a:s:none%d" % number for number in range(100)) if slot_of(key) in HIGH)
+ABSENT_KEY = next(key for key in (b"a:s:none%d" % number for number in range(100)) if slot_of(key) in HIGH)
 
 
 class Part:
@@ -83,12 +83,12 @@ def test_key_of_unowned_slot_is_error_until_it_is_owned(part: Callable[..., Part
     a = part()
     view = keyspace_of(a).view(NOW_MS)
     assert read(view, a.keys_in(LOW)) == {b"0"}
-    assert is_refused(view, [*a.keys_in(HIGH), NEVER])
+    assert is_refused(view, [*a.keys_in(HIGH), ABSENT_KEY])
     a.gain(HIGH, b"0")
     assert is_refused(view, a.keys_in(HIGH))
     view.renew(NOW_MS)
     assert read(view, a.keys) == {b"0"}
-    assert read(view, [NEVER]) == {None}
+    assert read(view, [ABSENT_KEY]) == {None}
     a.lose(LOW)
     assert read(view, a.keys) == {b"0"}
     view.renew(NOW_MS)

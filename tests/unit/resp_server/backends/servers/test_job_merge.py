@@ -17,13 +17,13 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands.fact_merges import shares_of
 from state_backend.model.slot_set import ALL, NONE, SlotSet
 
-NOT_HELD = {"held_back_epoch": None, "held_back_since": None}
+NOT_HELD_BACK = {"held_back_epoch": None, "held_back_since": None}
 
 
 def row(**other: Any) -> dict[str, Any]:
     facts = {"name": "j", "keys": 10, "slots": "0-8191", "applied": 4, "committed": 5, "lag_epochs": 1, "lag_ms": 20}
     age = {"committed_at": "2026-01-01T00:00:09.000Z", "age_ms": 1000, "epochs_per_minute": 6, "changes_per_minute": 9}
-    return facts | age | {"stale": 0, "incomplete": 0, "skipped_rows": 0, "error": ""} | NOT_HELD | other
+    return facts | age | {"stale": 0, "incomplete": 0, "skipped_rows": 0, "error": ""} | NOT_HELD_BACK | other
 
 
 def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:

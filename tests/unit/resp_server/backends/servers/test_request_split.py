@@ -14,7 +14,7 @@ from resp_server.commands import command_table
 # The proxy answers all commands without keys of these groups, which are not about the keys or jobs of servers.
 LOCAL_GROUPS = ("pubsub", "scripting")
 # The upstream answers these, or the proxy if there is none.
-OF_THE_UPSTREAM = ("command", "config", "lastsave", "lolwut", "memory", "module", "object", "role", "time")
+UPSTREAM_COMMANDS = ("command", "config", "lastsave", "lolwut", "memory", "module", "object", "role", "time")
 
 
 def without_keys() -> Iterator[Command]:
@@ -28,7 +28,7 @@ def without_keys() -> Iterator[Command]:
 @pytest.mark.parametrize("command", list(without_keys()), ids=lambda command: command.name)
 def test_keyless_commands_have_known_backend(command: Command) -> None:
     declared = command.policy.answered_by
-    is_of_the_upstream = command.name.partition("|")[0] in OF_THE_UPSTREAM
+    is_of_the_upstream = command.name.partition("|")[0] in UPSTREAM_COMMANDS
     assert declared is not None or command.facts.group in LOCAL_GROUPS or is_of_the_upstream
     assert command.answered_without_upstream is (declared if declared in OF_SERVERS else AnsweredBy.LOCAL)
 
