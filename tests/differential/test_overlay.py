@@ -25,7 +25,6 @@ from compat.conformance.wire import requests, scanned
 from compat.waiting import eventually
 from tests.differential.overlay_clients import Client, blocked_at
 from tests.differential.overlay_requests import (
-    REQUESTS,
     BLOCKING,
     CHANGES,
     CHOSEN,
@@ -34,6 +33,7 @@ from tests.differential.overlay_requests import (
     OF_STATES,
     PUSHES,
     READS,
+    REQUESTS,
     SUBSCRIPTIONS,
     TRACKING,
     Line,

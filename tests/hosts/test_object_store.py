@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tests.hosts.faults import STORE_FAULTS as FAULTS
-from tests.hosts.faults import Fault
+from tests.hosts.faults import STORE_FAULTS, Fault
 from tests.hosts.scene import Scene
 
-__all__ = ["FAULTS"]
+FAULTS = STORE_FAULTS  # conftest.py runs the test with each
 
 
 def test_no_reply_is_wrong_while_logs_store_is_away_and_all_keys_are_current_after_it(

@@ -9,6 +9,7 @@ from selenium.common.exceptions import NoSuchElementException, StaleElementRefer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select
 
 from compat.page.browser import LAPTOP
 from compat.waiting import eventually
@@ -36,6 +37,15 @@ class Tab:
         """Return the texts of all elements, also of those that are scrolled out."""
         found = self.js("return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)", selector)
         return [" ".join(each.split()) for each in found]
+
+    def cell(self, job: str, column: str) -> str:
+        """Return the text of a job's cell on the overview, by the heading of its column."""
+        headings = self.texts("table.jobs th")
+        return self.texts(f"#job-{job} td")[headings.index(column)]
+
+    def choose(self, field: str, value: str) -> None:
+        """Choose an option of a form's field."""
+        Select(self.find(f"[name={field}]")).select_by_visible_text(value)
 
     def find(self, selector: str) -> WebElement:
         """Return an element when it is there."""

@@ -78,8 +78,8 @@ def test_page_updates_without_reload_and_lists_stale_jobs_first(tab: Tab) -> Non
     tab.js("window.sameDocument = true")
     assert tab.texts("table.jobs .badge")[:2] == ["stale", "stale"]
     assert tab.text("h1 + .badge") == "2 of 5 jobs to look at"
-    before = tab.texts("#job-flights td")[3]
-    eventually(lambda: tab.texts("#job-flights td")[3], lambda found: found != before, "the next epoch of a job")
+    before = tab.cell("flights", "Epoch")
+    eventually(lambda: tab.cell("flights", "Epoch"), lambda found: found != before, "the next epoch of a job")
     eventually(
         lambda: tab.js("return document.querySelector('.graph .line')?.getAttribute('d').split(' ').length"),
         lambda n: n > 3,
@@ -91,11 +91,7 @@ def test_key_is_found_by_job_state_and_pattern_and_keyboard(tab: Tab) -> None:
     tab.open("/overview")
     tab.press("2")
     tab.wait_for("Browse", "h1")
-    tab.js(
-        "for (const [name, value] of Object.entries({job: 'flights'})) "
-        "{ const each = document.querySelector(`[name=${name}]`); each.value = value; "
-        "each.dispatchEvent(new Event('change', {bubbles: true})); }"
-    )
+    tab.choose("job", "flights")
     tab.wait_for("flights:*")
     tab.press("/")
     tab.press("flights:golden:*" + Keys.ENTER)

@@ -243,6 +243,16 @@ class Placed:
         self.batches += 1
         self.query.processAllAvailable()
 
+    def add_until_servers(self, count: int) -> None:
+        """Run micro-batches until their tasks have started so many servers, and wait for these."""
+
+        def servers_after_batch() -> int:
+            self.add()
+            return len(addresses(self.endpoint))
+
+        eventually(servers_after_batch, lambda found: found == count, f"{count} servers")
+        self.wait_for_servers(count)
+
     def sum(self, key: int) -> str:
         """Return what the state `sum` of a key has to be."""
         return str(sum(key * 10 + number for number in range(self.batches)))

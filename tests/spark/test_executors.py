@@ -1,4 +1,7 @@
-"""The sink on executors that are processes of their own, and state servers beside them; every key is looked at."""
+"""The sink on executors that are processes of their own, and state servers beside them; every key is read.
+
+Tests share the job `placed`: each leaves it with two servers, and the last one ends it.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +124,7 @@ def test_killed_executor_is_replaced_with_its_server_and_no_answer_is_wrong(plac
     assert not [each.wrong for each in watchers if each.wrong]
     placed.add()  # its tasks place a server beside the executor that came instead
     eventually(lambda: len(placing.executor_ids(placed.rows.df.sparkSession)), lambda count: count == 2)
-    eventually(lambda: (placed.add(), len(placing.addresses(placed.endpoint)))[1], lambda count: count == 2)
-    placed.wait_for_servers(2)
+    placed.add_until_servers(2)
 
 
 @pytest.mark.slow  # tests/adversity/test_state_servers.py has the same of servers, without Spark
@@ -137,8 +139,7 @@ def test_leaving_executor_hands_over_and_new_one_joins(placed: Placed, spark: Sp
     assert not [each.wrong for each in watchers if each.wrong]
     context.sc().requestExecutors(2)  # by its count Spark has none: it counts those asked for, less those killed
     eventually(lambda: len(placing.executor_ids(spark)), lambda count: count == 2)
-    eventually(lambda: (placed.add(), len(placing.addresses(placed.endpoint)))[1], lambda count: count == 2)
-    placed.wait_for_servers(2)
+    placed.add_until_servers(2)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["registry", "proxy"])
