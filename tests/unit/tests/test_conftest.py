@@ -1,4 +1,4 @@
-"""Where CI is set, a run that skipped something is a failed run; the result of a run is its last line."""
+"""A run with an unexpected skip fails where CI is set, and the last line of any run is its result."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ SKIPS_BY_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
 SKIPS_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
 EXPECTED_SKIP = "import pytest\n@pytest.mark.expected_skip({condition}, reason='why not')\ndef test_one(): {text}\n"
 EXPECTED_FAILURE = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
-
-
 IMPORTS_DUCKDB = "import duckdb\ndef test_one(): assert duckdb\n"
 
 
@@ -42,12 +40,12 @@ def test_skip_fails_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
     assert "test_some.py" in done.stdout and "why not" in done.stdout
 
 
-def test_skip_that_mark_expects_does_not_fail_run_on_ci(tmp_path: Path) -> None:
+def test_expected_skip_does_not_fail_run_on_ci(tmp_path: Path) -> None:
     done = run(tmp_path, EXPECTED_SKIP.format(condition=True, text="assert False"), is_ci=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout
 
 
-def test_test_whose_mark_expects_no_skip_here_is_run(tmp_path: Path) -> None:
+def test_expected_skip_whose_condition_is_false_is_run(tmp_path: Path) -> None:
     assert run(tmp_path, EXPECTED_SKIP.format(condition=False, text="assert False"), is_ci=True).returncode == 1
 
 

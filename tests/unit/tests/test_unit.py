@@ -1,7 +1,8 @@
-"""Each file of tests/unit is beside its subject: in a folder of the same path, with a module, package or page there."""
+"""Where unit tests are, and how tests are named."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -14,6 +15,12 @@ def subjects_of(folder: Path) -> set[str]:
     source = ROOT / folder.relative_to(UNIT)
     names = {path.stem for path in source.glob("*") if path.suffix in SUFFIXES} | {source.name}
     return {name.strip("_.").replace("-", "_") for name in names}
+
+
+def test_names_of_tests_have_no_articles() -> None:
+    article = re.compile(r"def (test_(?:\w+_)?(?:an|the)_\w+|test_a_\w+)")
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert [name for path in files for name in article.findall(path.read_text())] == []
 
 
 def test_files_are_named_test_subject_or_test_subject_aspect() -> None:

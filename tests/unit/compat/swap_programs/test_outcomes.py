@@ -68,7 +68,7 @@ def test_rows_of_programs_that_were_not_run_stay() -> None:
     assert "`--r*`" not in text
 
 
-def test_failure_at_end_fails_mocha_test_and_skipped_one_is_not_counted() -> None:
+def test_failed_teardown_fails_its_case_and_skipped_cases_are_left_out() -> None:
     cases = '<testcase classname="a.B" name="one"/><testcase classname="a.B" name="two"><error/></testcase>'
     cases += '<testcase classname="a" name="three"><skipped/></testcase>'
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"

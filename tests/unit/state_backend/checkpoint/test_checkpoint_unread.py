@@ -1,4 +1,4 @@
-"""What sparkis does not know of a checkpoint is named, by inspect, get and attach; the rest is shown and served."""
+"""Parts of a checkpoint that sparkis cannot read: inspect, get and attach name them, and show or serve the others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_inspect_shows_batches_and_operators_without_state_that_can_be_read(
         assert new.strip('"') in capsys.readouterr().err
 
 
-def test_checkpoint_in_avro_is_named_and_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_in_avro_is_named_by_inspect_and_refused_by_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack(NEWEST, "transform-avro", tmp_path / "checkpoint")
     found = facts(capsys, folder)
     assert found["batches"] == {"first": 0, "last": 4}
@@ -110,14 +110,15 @@ def test_state_of_spark_3_0_is_named(case: str, tmp_path: Path, capsys: pytest.C
 def test_checkpoint_of_spark_2_1_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = unpack_case("aggregation-of-3.0", tmp_path / "checkpoint")
     shutil.rmtree(folder / "commits")  # Spark 2.1 has none
-    for arguments in (["inspect"], ["get"], ["attach", "--list", "--checkpoint"]):
-        assert main([*arguments, str(folder), *(["ant"] if arguments == ["get"] else [])]) == 1
+    path = str(folder)
+    for arguments in (["inspect", path], ["get", path, "ant"], ["attach", "--list", "--checkpoint", path]):
+        assert main(arguments) == 1
         assert "no folder commits: Spark 2.1 wrote it" in capsys.readouterr().err
     with pytest.raises(UnsupportedStateError, match=r"Spark 2\.1 wrote it"):
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"), timeout_s=WAIT_S)
 
 
-def test_query_whose_first_batch_has_not_ended_is_not_taken_for_one_of_spark_2_1(tmp_path: Path) -> None:
+def test_query_in_its_first_batch_is_not_taken_for_one_of_spark_2_1(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "hdfs-aggregation", tmp_path)
     shutil.rmtree(folder / "commits")  # an object store has no empty folders
     assert Checkpoint.at(str(folder)).newest_batch() is None
