@@ -12,7 +12,7 @@ from tests.kafka.page import Page, kept
 PAGE = Page("real-time.md")
 
 
-def test_page_has_the_shown_output(kafka: Broker, tmp_path: Path) -> None:
+def test_page_has_shown_output(kafka: Broker, tmp_path: Path) -> None:
     port = free_port()
     with PAGE.running(kafka, port, tmp_path, Path(sys.executable), kept(PAGE.export)):
         PAGE.produce(kafka)

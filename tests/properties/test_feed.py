@@ -163,7 +163,7 @@ def content(snapshot: Snapshot) -> dict[bytes, Any]:
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(EPOCHS, st.integers(1, 5))
-def test_a_copy_equals_the_state_and_pages_have_each_entry_once(epochs: list[Any], count: int) -> None:
+def test_copy_equals_state_and_pages_have_each_entry_once(epochs: list[Any], count: int) -> None:
     with TemporaryDirectory() as folder:
         write(Path(folder), epochs)
         log = ChangeLog(folder).job("job")

@@ -78,7 +78,7 @@ def test_preferred_alias_has_notifications_of_both_backends(overlay: Overlay) ->
         assert {tuple(client.read().plain[-2:]) for _ in expected} == expected
 
 
-def test_subscription_is_confirmed_after_the_upstreams_setting_applies_to_states(overlay: Overlay) -> None:
+def test_subscription_is_confirmed_after_upstreams_setting_applies_to_states(overlay: Overlay) -> None:
     channel = "__keyspace@0__:board/7/score"
     relay = Relay(overlay.upstream_port)
     proxy = overlay.start_at(f"redis://127.0.0.1:{relay.port}", "--routes", str(overlay.routes))

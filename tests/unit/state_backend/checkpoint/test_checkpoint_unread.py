@@ -81,7 +81,9 @@ def test_inspect_shows_batches_and_operators_without_state_that_can_be_read(
         assert new.strip('"') in capsys.readouterr().err
 
 
-def test_state_in_avro_is_named_by_inspect_and_refused_by_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_in_avro_is_named_by_inspect_and_refused_by_attach(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = unpack(NEWEST, "transform-avro", tmp_path / "checkpoint")
     found = facts(capsys, folder)
     assert found["batches"] == {"first": 0, "last": 4}

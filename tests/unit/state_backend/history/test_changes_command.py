@@ -54,7 +54,7 @@ def test_changes_are_shown_in_their_order(log: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_changes_are_shown_from_a_moment_on_and_of_one_state(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_are_shown_from_moment_on_and_of_one_state(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from_epoch = lines_of(log, capsys, "--from", "1", "--state", "temp", "--json")
     assert lines_of(log, capsys, "--from", "2023-11-14T22:13:21Z", "--state", "temp", "--json") == from_epoch
     assert [json.loads(line) for line in from_epoch] == [
@@ -96,7 +96,7 @@ def test_changes_are_shown_from_a_moment_on_and_of_one_state(log: Path, capsys: 
         ),
     ],
 )
-def test_fields_of_an_entry(
+def test_fields_of_entry_follow_kind_of_change(
     tmp_path: Path, change: Change, fields: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LogWriter(tmp_path, "job", STATES) as writer:
@@ -106,7 +106,7 @@ def test_fields_of_an_entry(
     assert json.loads(line) == head | fields
 
 
-def test_a_follower_gets_later_epochs_once_and_a_reset_with_a_new_checkpoint(log: Path) -> None:
+def test_follower_gets_later_epochs_once_and_reset_with_new_checkpoint(log: Path) -> None:
     following = changes(ChangeLog(log).job("job"), NO_ENTRY, "temp", follows=True)
     assert [entry.fields[1] for entry in islice(following, 3)] == [b"put", b"put", b"delete"]
     with LogWriter(log, "job", STATES) as writer:
@@ -118,7 +118,7 @@ def test_a_follower_gets_later_epochs_once_and_a_reset_with_a_new_checkpoint(log
     assert next(following).fields[7] == b"job:temp:c"
 
 
-def test_what_is_not_in_the_log_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_epochs_and_states_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["changes", "other", "--log", str(log)]) == 1
     assert "has no job 'other'" in capsys.readouterr().err
     assert main(["changes", "job", "--log", str(log), "--state", "none"]) == 1
