@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
-def test_killed_applier_comes_back_at_whole_epoch_and_goes_on(tmp_path: Path, log: Path) -> None:
+def test_killed_applier_comes_back_at_whole_epoch_and_continues(tmp_path: Path, log: Path) -> None:
     random = Random()
     last = -1
     path = None

@@ -58,7 +58,7 @@ def test_server_of_another_log_owns_nothing_and_answers_nothing(fleet: Fleet, ki
     reader.stop()
 
 
-def test_member_whose_log_is_replaced_answers_nothing_until_it_has_right_one_again(fleet: Fleet) -> None:
+def test_member_with_another_log_answers_nothing_until_it_has_its_own(fleet: Fleet) -> None:
     fleet.registry()
     mounted = fleet.folder / "mounted"
     mounted.symlink_to(fleet.log)

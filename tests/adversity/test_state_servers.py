@@ -40,7 +40,7 @@ def test_servers_join_and_leave_under_load_and_no_read_fails(fleet: Fleet) -> No
     assert not reader.failures
 
 
-def test_servers_of_driver_that_ends_hand_over_to_those_that_stay_and_no_read_fails(fleet: Fleet) -> None:
+def test_servers_of_ending_driver_hand_over_without_failed_reads(fleet: Fleet) -> None:
     registry = fleet.registry()
     placed = [fleet.server(0, "--driver", "mine")]
     fleet.wait_for(_0="0-16383")
@@ -170,7 +170,7 @@ def test_servers_continue_without_registry_and_next_registry_takes_over(fleet: F
 
 
 @pytest.mark.slow
-def test_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
+def test_hanging_registry_fails_no_read_and_moves_no_slots_afterwards(fleet: Fleet) -> None:
     registry = fleet.registry()
     fleet.halves()
     fleet.wait_until_all_show_it()
@@ -226,7 +226,7 @@ def test_registry_that_has_lost_its_record_learns_from_servers(fleet: Fleet) -> 
     assert not reader.failures
 
 
-def test_server_replies_loading_until_it_knows_its_slots(fleet: Fleet) -> None:
+def test_server_replies_loading_until_slots_are_assigned(fleet: Fleet) -> None:
     server = fleet.server(0)
     with Redis(port=server.port, retry=None) as client:  # type: ignore[arg-type]
         with pytest.raises(Exception, match="loading the dataset"):

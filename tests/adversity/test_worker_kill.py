@@ -139,7 +139,7 @@ def test_only_clients_of_killed_worker_notice_and_they_come_back(server: Running
         assert len(load.broken) == its_clients
 
 
-def test_nothing_is_left_of_server_whose_master_is_killed(scene: Scene) -> None:
+def test_server_of_killed_master_leaves_nothing(scene: Scene) -> None:
     publish(scene.log)
     server = scene.start_server(workers=2)
     load = Load(scene.port)

@@ -72,7 +72,7 @@ def test_redis_py_follows_move_and_survives_loss(cluster: Any) -> None:
         assert {key: redis.get(key) for key in MANY} == MANY
 
 
-def test_reader_of_replicas_goes_on_without_new_topology(cluster: Any) -> None:
+def test_reader_of_replicas_continues_without_new_topology(cluster: Any) -> None:
     with client(cluster, load_balancing_strategy=REPLICAS_FIRST) as redis:
         cluster.kill(0)
         assert {key: redis.get(key) for key in MANY} == MANY
@@ -138,7 +138,7 @@ def assert_checked(cluster: Any, dataset: Dataset, masters: int) -> None:
 
 
 @pytest.mark.slow
-def test_all_clients_follow_what_registry_moves_and_survive_loss_without_replicas(
+def test_all_clients_follow_moved_slots_and_survive_lost_server(
     assigned: Any, run_script: Any, dataset: Dataset
 ) -> None:
     cluster = assigned(0)
@@ -157,7 +157,7 @@ def test_all_clients_follow_what_registry_moves_and_survive_loss_without_replica
 
 
 @pytest.mark.slow
-def test_all_clients_go_on_where_replica_takes_place_of_master_that_is_lost(
+def test_all_clients_continue_when_replica_replaces_lost_master(
     assigned: Any, run_script: Any, dataset: Dataset
 ) -> None:
     cluster = assigned(1)

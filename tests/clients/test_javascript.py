@@ -53,7 +53,7 @@ def test_calls_at_same_time_are_each_answered(script: str, run_script: Any, spar
     assert run_script(script, "autoPipelining", sparkis) == [str(number) for number in range(300)]
 
 
-def test_refusals_reach_caller_and_connection_goes_on(script: str, run_script: Any, sparkis: Running) -> None:
+def test_refusals_reach_caller_and_connection_continues(script: str, run_script: Any, sparkis: Running) -> None:
     found = run_script(script, "refusals", sparkis)
     assert (found["set"], found["type"], found["unknown"], found["after"]) == (READONLY, WRONGTYPE, UNKNOWN, "value")
     assert found["multi"] == "no error"

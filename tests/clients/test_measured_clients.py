@@ -35,7 +35,7 @@ def program(request: pytest.FixtureRequest) -> Program:
     return next(each for each in PROGRAMS if each.name == request.param)
 
 
-def test_each_workload_is_measured_at_both(program: Program, places: Sequence[Place]) -> None:
+def test_each_workload_is_measured_at_both_places(program: Program, places: Sequence[Place]) -> None:
     failed: list[str] = []
     rows = [row for each in places for row in rows_of(program, program.installed(), each, TRIAL, failed, KEYS)]
     assert failed == []

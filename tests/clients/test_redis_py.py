@@ -145,7 +145,7 @@ def test_large_pipeline_is_answered_whole(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("write", [["SET", "a", "b"], ["DEL", "plain"], ["HSET", "hash:one", "a", "b"], ["FLUSHALL"]])
-def test_write_is_refused_and_connection_goes_on(client: redis.Redis, write: list[str]) -> None:
+def test_write_is_refused_and_connection_continues(client: redis.Redis, write: list[str]) -> None:
     with pytest.raises(redis.exceptions.ReadOnlyError):
         client.execute_command(*write)
     assert client.get("plain") == b"value"

@@ -88,7 +88,7 @@ def test_limits_before_login_equal_redis(locked_pair: Pair, data: bytes) -> None
     locked_pair.check_bytes(data + b"PING\r\n")
 
 
-def test_client_limits_end_with_password(locked_pair: Pair) -> None:
+def test_login_ends_limits_of_clients(locked_pair: Pair) -> None:
     data = requests([[b"AUTH", PASSWORD], [b"EXISTS", *[b"plain"] * 12], [b"RESET"], [b"PING"]])
     whole = locked_pair.check_bytes(data)
     for cut in range(1, len(data), 3):

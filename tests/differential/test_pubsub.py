@@ -172,7 +172,7 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_conversation_goes_as_with_redis(pair: Pair, steps: Sequence[Step], greeting: str) -> None:
+def test_conversation_equals_redis(pair: Pair, steps: Sequence[Step], greeting: str) -> None:
     begun = [(who, greeting) for who in dict.fromkeys(who for who, _ in steps)]
     conversation = [*begun, *steps]
     theirs, ours = (received(server.port, conversation) for server in (pair.redis, pair.sparkis))

@@ -54,7 +54,7 @@ def world(shared: World) -> Iterator[World]:
     shared.end("proxy0")
 
 
-def test_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log(world: World) -> None:
+def test_host_with_another_log_gets_no_slots_and_answers_no_read(world: World) -> None:
     other = world.folder / "other"
     with LogWriter(other, JOB, STATES) as writer:
         writer.publish(changes(1000))
@@ -73,7 +73,7 @@ def test_host_that_mounts_another_log_gets_no_slots_and_no_read_is_of_that_log(w
     world.end(foreign)
 
 
-def test_stale_keys_of_two_shards_are_read_when_storage_is_away_and_they_stopped_epoch_apart(
+def test_shards_at_different_epochs_answer_while_storage_is_unreachable(
     world: World,
 ) -> None:
     world.start_proxy(0)
@@ -117,7 +117,7 @@ def test_host_that_drops_packets_delays_no_keys_of_other_hosts(world: World) -> 
         wait_for_epoch(client, 0)
 
 
-def test_transactions_over_two_shards_do_not_fail_while_registry_is_away_and_nothing_is_announced(
+def test_transactions_over_two_shards_succeed_without_registry_and_announcements(
     world: World,
 ) -> None:
     world.start_proxy(0, "--log", world.root, *PATIENT)

@@ -8,7 +8,7 @@ from tests.hosts.scene import Scene
 FAULTS = STORE_FAULTS  # conftest.py runs the test with each
 
 
-def test_no_reply_is_wrong_while_logs_store_is_away_and_all_keys_are_current_after_it(
+def test_no_reply_is_wrong_while_logs_store_is_unreachable_and_all_keys_are_current_after_it(
     scene: Scene, fault: Fault
 ) -> None:
     window = scene.run(fault)

@@ -162,7 +162,7 @@ class Parts:
         self._network.stop()
 
 
-def test_each_value_before_its_commit_was_emitted_for_its_key_whatever_is_killed(kafka: Broker, tmp_path: Path) -> None:
+def test_uncommitted_values_are_those_that_query_emitted_despite_kills(kafka: Broker, tmp_path: Path) -> None:
     topic = "fresh-values"
     kafka.create(topic, PARTITIONS)
     producing, parts = Producing(kafka, topic), Parts(kafka, topic, tmp_path)

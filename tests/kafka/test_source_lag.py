@@ -92,7 +92,7 @@ def test_lag_equals_that_of_consumer_also_after_partitions_were_added(
         eventually(lambda: lag_and_offsets(client, topic), lambda found: found == (0, dict.fromkeys(expected[1], 0)))
 
 
-def test_time_of_lag_goes_on_while_query_waits_for_more_messages(
+def test_lag_in_time_grows_while_query_waits_for_messages(
     spark: SparkSession, kafka: Broker, url: str, tmp_path: Path
 ) -> None:
     kafka.create("lag-waiting")

@@ -111,7 +111,7 @@ def test_flows_below_storage_in_bucket_are_found_by_request_for_each_folder(
         assert attached.wait(4, WAIT_S)
 
 
-def test_lost_answers_are_asked_again(
+def test_lost_replies_are_requested_again(
     make: Callable[[str], Bucket], proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.2)

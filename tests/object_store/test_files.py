@@ -134,7 +134,7 @@ def test_large_file_is_seen_whole(filesystem: Filesystem) -> None:
 
 
 @pytest.mark.s3
-def test_large_file_goes_in_parts(proxy: FaultyProxy, filesystem: Filesystem) -> None:
+def test_large_file_is_written_in_parts(proxy: FaultyProxy, filesystem: Filesystem) -> None:
     proxy.taken()
     with filesystem.open_new("large") as file:
         for _ in range(5):

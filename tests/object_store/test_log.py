@@ -243,7 +243,7 @@ def test_epoch_is_few_requests(
 
 
 @pytest.mark.parametrize("has_heartbeat", [True, False])
-def test_look_that_finds_nothing_is_one_get(
+def test_poll_without_news_is_one_get(
     monkeypatch: pytest.MonkeyPatch, proxy: FaultyProxy, root: str, followed: Followed, has_heartbeat: bool
 ) -> None:
     now_s = 0.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-# Without the environment's own packages, which would stand in for what is missing.
-ALONE = ("-S", "-c", "import sparkis")
+# The environment's own packages would stand in for those that are missing.
+WITHOUT_SITE_PACKAGES = ("-S", "-c", "import sparkis")
 
 
 @pytest.fixture
@@ -83,14 +83,14 @@ def test_folder_that_comes_first_on_path_is_named(stranger: Path, installed: Pat
     assert re.search(rf"{mine}/resp_server/__init__\.py .*PYTHONPATH", said)
 
 
-def test_files_that_another_distribution_took_along_when_it_went_are_missed(stranger: Path, installed: Path) -> None:
+def test_files_removed_with_another_distribution_are_named(stranger: Path, installed: Path) -> None:
     (installed / "resp_server" / "__init__.py").unlink()
-    said = refusal(stranger, installed, command=ALONE)
+    said = refusal(stranger, installed, command=WITHOUT_SITE_PACKAGES)
     assert str(installed / "resp_server") in said
     assert "pip install --force-reinstall --no-deps sparkis" in said
 
 
-def test_package_that_is_gone_is_missed(stranger: Path, installed: Path) -> None:
+def test_missing_package_is_named(stranger: Path, installed: Path) -> None:
     shutil.rmtree(installed / "state_backend")
-    said = refusal(stranger, installed, command=ALONE)
+    said = refusal(stranger, installed, command=WITHOUT_SITE_PACKAGES)
     assert "its package 'state_backend' cannot be imported (ModuleNotFoundError" in said

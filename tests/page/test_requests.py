@@ -321,7 +321,7 @@ def test_cluster_shows_zones_of_its_servers(tmp_path: Path, start: Start) -> Non
 
 
 @pytest.mark.skipif(not has_redis(), reason="there is no redis-server on the PATH")
-def test_plain_redis_can_be_looked_at_too(tmp_path: Path) -> None:
+def test_redis_server_can_be_shown_too(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server, server.connect() as admin:
         admin.call("HSET", "user:1", "name", "<b>Ada</b>")
         with (

@@ -63,7 +63,7 @@ def matching(watcher: Watcher, *patterns: bytes) -> list[bytes]:
     return watcher.matching(patterns[0])
 
 
-def test_keys_of_pattern_that_are_gone_make_room_for_new_ones(
+def test_deleted_keys_of_pattern_make_room_for_new_ones(
     server: Running, log: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "WANTED_S", 0.5)

@@ -375,7 +375,7 @@ def test_random_elements_are_distinct_with_positive_count(count: int) -> None:
     assert len(orders) == 6
 
 
-def test_random_fields_and_members_come_with_their_values() -> None:
+def test_random_fields_and_members_have_their_values() -> None:
     for reply in random_replies(b"HRANDFIELD j:m:small 9 WITHVALUES"):
         assert sorted(reply) == sorted([b"f0", b"f1", b"f2", b"0", b"0", b"0"])
     for reply in random_replies(b"ZRANDMEMBER j:z:small -7 WITHSCORES"):

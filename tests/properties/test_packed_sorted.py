@@ -75,7 +75,7 @@ def test_text_that_is_no_number_is_no_score(text: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.lists(MEMBERS, max_size=20), st.lists(MEMBERS | st.just(b"$1\r\na\r\n"), max_size=20))
-def test_packed_list_knows_its_elements(elements: list[bytes], others: list[bytes]) -> None:
+def test_elements_of_packed_list_are_found(elements: list[bytes], others: list[bytes]) -> None:
     packed = packed_list.pack(elements)
     for each in [*elements, *others]:
         assert packed_list.has(packed, each) == (each in elements)

@@ -288,7 +288,7 @@ def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.Data
     assert frames.is_empty
 
 
-def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
+def test_replies_from_uneven_epochs_are_requested_again() -> None:
     for first, second, is_even in ((NEW, NEW, True), (OLD, NEW, True), (NEW, OLD, False)):
         scene, sink = Scene(), ForwarderSink()
         one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)

@@ -293,7 +293,7 @@ def _parts(cuts: list[int]) -> list[SlotSet]:
 
 
 @given(SHARES, st.lists(st.integers(0, 5), max_size=6))
-def test_slots_are_spread_evenly_and_no_more_of_them_move_than_have_to(cuts: list[int], gone: list[int]) -> None:
+def test_slots_are_spread_evenly_with_fewest_moves(cuts: list[int], gone: list[int]) -> None:
     given_ = [NONE if at in gone else each for at, each in enumerate(_parts(cuts))]
     made = spread_slots(given_, [NONE] * len(given_))
     sizes = [len(each) for each in made]
@@ -307,7 +307,7 @@ def test_slots_are_spread_evenly_and_no_more_of_them_move_than_have_to(cuts: lis
     assert spread_slots(made, [NONE] * len(made)) == made
 
 
-def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
+def test_server_that_joins_or_leaves_moves_little_more_than_its_share() -> None:
     slots = [ALL]
     for count in range(2, 40):
         before, slots = slots, spread_slots([*slots, NONE], [NONE] * count)
@@ -362,7 +362,7 @@ def test_replica_with_newest_epochs_replaces_lost_master() -> None:
     assert plan(shards, members, 2) == (Shard("s2", ("s1", "s3"), ALL),)
 
 
-def test_absent_server_keeps_its_slots_for_a_time_and_its_shard_for_longer() -> None:
+def test_absent_server_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> None:
     halves = [SlotSet.parse("0-8191"), SlotSet.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
     assert plan(alone, _members(2, absent_s=RESTART_GRACE_S - 0.1), 0) == alone

@@ -60,7 +60,7 @@ def test_written_text_is_read_back(groups: SlotSet) -> None:
 
 
 @given(st.text(alphabet="0123456789-, x", max_size=12))
-def test_any_text_is_slots_or_error_of_ours(text: str) -> None:
+def test_any_text_is_slots_or_sparkis_error(text: str) -> None:
     try:
         groups = SlotSet.parse(text)
     except SlotSetError:

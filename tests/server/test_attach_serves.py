@@ -73,7 +73,7 @@ def test_second_command_finds_server_of_first_and_keeps_it(checkpoints: list[Pat
         jobs_of(url)
 
 
-def test_killed_command_leaves_server_which_next_one_takes_over(checkpoints: list[Path], log: Path):
+def test_next_command_takes_over_server_of_killed_one(checkpoints: list[Path], log: Path):
     given = ("--checkpoint", checkpoints[0], "--job", "a", "--log", log, "--serve", "--port", 0, "--linger", 3600)
     with command("attach", *given) as killed:
         url = url_of(killed)

@@ -72,7 +72,7 @@ def arrive(server: Any, patch: pytest.MonkeyPatch, *sent: bytes) -> tuple[list[i
     return order, server.run(receive())
 
 
-def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
+def test_simultaneous_pipelines_are_answered_whole(hurried: Any) -> None:
     hurried.call(lambda: [peer.send(PIPELINE) for peer in hurried.peers])  # found when the event loop looks again
     for peer in hurried.peers:
         peer.expect_reply(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
@@ -129,7 +129,7 @@ def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
     peer.expect_reply(b"RESET\r\nGET nope\r\n", b"+RESET\r\n$-1\r\n")
 
 
-def test_password_is_asked_for_and_lifts_limits_at_once(serve: Callable[..., Any]) -> None:
+def test_login_lifts_limits_at_once(serve: Callable[..., Any]) -> None:
     peer = serve(password="secret").connect()
     peer.expect_reply(get(b"job:temp:1"), b"-NOAUTH Authentication required.\r\n")
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11

@@ -24,7 +24,7 @@ from resp_server.programs.executor_supervisor import start_of
 from resp_server.serving.server_file import ServerFile
 from tests.builders import put_value, value_state, write_log
 
-# What a driver does, without Spark: it ensures the server, says where it is, and ends as it is told to.
+# A driver without Spark: it ensures that there is a server, prints its address, and ends with `stop` or `leave`.
 DRIVER = """
 import json, sys
 from resp_server.net import children
@@ -59,7 +59,7 @@ class Driver:
             text=True,
         )
         assert self.process.stdout is not None
-        self.said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.output: dict[str, Any] = json.loads(self.process.stdout.readline())
 
     def end(self, how: str) -> None:
         """End with `stop` or `leave` of the server."""
@@ -107,46 +107,46 @@ def record_in(cache: Path) -> ServerFile | None:
 
 
 def read(driver: Driver) -> str:
-    with redis.Redis(port=driver.said["port"], decode_responses=True) as client:
+    with redis.Redis(port=driver.output["port"], decode_responses=True) as client:
         try:
             return str(client.get("job:s:a"))
         except redis.ResponseError as error:
             return str(error)
 
 
-def has_ended(driver: Driver) -> None:
-    eventually(lambda: start_of(driver.said["pid"]), lambda start: start is None)
+def wait_for_end_of_server(driver: Driver) -> None:
+    eventually(lambda: start_of(driver.output["pid"]), lambda start: start is None)
 
 
 def test_server_of_killed_driver_is_taken_over_by_next_driver(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first = drive()
-    with redis.Redis(port=first.said["port"], decode_responses=True) as reader:
+    with redis.Redis(port=first.output["port"], decode_responses=True) as reader:
         assert reader.get("job:s:a") == "v"
         first.kill()
         assert reader.get("job:s:a") == "v"
         second = drive()
-        assert second.said == first.said | {"is_taken_over": True}
+        assert second.output == first.output | {"is_taken_over": True}
         assert reader.get("job:s:a") == "v"  # on the same connection
-        os.kill(second.said["pid"], signal.SIGKILL)
+        os.kill(second.output["pid"], signal.SIGKILL)
     # Its new driver starts it again, at its port.
-    eventually(lambda: getattr(record_in(tmp_path / "cache"), "pid", None) not in (None, first.said["pid"]))
+    eventually(lambda: getattr(record_in(tmp_path / "cache"), "pid", None) not in (None, first.output["pid"]))
     assert read(second) == "v"
     second.kill()
     third = drive()
-    assert third.said["is_taken_over"]
-    assert third.said["pid"] != first.said["pid"]
+    assert third.output["is_taken_over"]
+    assert third.output["pid"] != first.output["pid"]
     third.end("stop")
-    has_ended(third)
+    wait_for_end_of_server(third)
 
 
 def test_server_without_linger_ends_with_driver_and_frees_port(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first = drive(linger_s=0.0)
     first.kill()
     second = drive(linger_s=0.0)  # perhaps while the first server is about to end
-    assert second.said["port"] == first.said["port"]
-    assert not second.said["is_taken_over"]
+    assert second.output["port"] == first.output["port"]
+    assert not second.output["is_taken_over"]
     second.end("leave")
-    has_ended(second)
+    wait_for_end_of_server(second)
     (folder,) = (tmp_path / "cache" / "sparkis").iterdir()
     assert {path.name for path in folder.iterdir()} == {"lock", "port", "server.log"}
 
@@ -154,25 +154,25 @@ def test_server_without_linger_ends_with_driver_and_frees_port(drive: Callable[.
 def test_driverless_server_with_other_options_is_replaced(drive: Callable[..., Driver]) -> None:
     first = drive()
     refused = drive(role="slave")
-    assert f"is served with other options at port {first.said['port']}, for another driver" in refused.said["error"]
-    assert "sparkis stop --log" in refused.said["error"]
+    assert f"is served with other options at port {first.output['port']}, for another driver" in refused.output["error"]
+    assert "sparkis stop --log" in refused.output["error"]
     assert read(first) == "v"
     first.kill()
     other = drive(role="slave")
-    assert not other.said["is_taken_over"]
-    assert other.said["port"] == first.said["port"]
-    has_ended(first)
+    assert not other.output["is_taken_over"]
+    assert other.output["port"] == first.output["port"]
+    wait_for_end_of_server(first)
 
 
 def test_server_with_two_drivers_ends_with_last_or_with_command(drive: Callable[..., Driver], tmp_path: Path) -> None:
     first, second = drive(), drive()
-    assert second.said["is_taken_over"]
+    assert second.output["is_taken_over"]
     second.end("stop")
     assert read(first) == "v"
     command = [sys.executable, "-m", "sparkis", "stop", "--log", str(tmp_path / "log")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    has_ended(first)
+    wait_for_end_of_server(first)
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
     assert done.returncode == 1
     assert "has a server for" in done.stderr
@@ -182,8 +182,8 @@ def test_failed_start_gives_its_reason_in_error(drive: Callable[..., Driver]) ->
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         refused = drive(port=port)
-    assert "the sparkis server did not start: " in refused.said["error"]
-    assert str(port) in refused.said["error"]
+    assert "the sparkis server did not start: " in refused.output["error"]
+    assert str(port) in refused.output["error"]
 
 
 def test_status_asks_server_of_log(drive: Callable[..., Driver], tmp_path: Path) -> None:
@@ -206,26 +206,26 @@ def test_server_with_upstream_outlives_driver_and_ends_with_proxy(
         monkeypatch.setenv("SPARKIS_UPSTREAM", f"redis://127.0.0.1:{upstream.port}")
         more = ["--ownership", str(tmp_path / "owners.json")]
         first = drive(more=more)
-        with redis.Redis(port=first.said["port"], decode_responses=True) as client:
+        with redis.Redis(port=first.output["port"], decode_responses=True) as client:
             assert client.set("session:1", "ada")
             eventually(lambda: read(first), lambda value: value == "v")
             first.kill()
             assert client.mget("session:1", "job:s:a") == ["ada", "v"]
             second = drive(more=more)
-            assert second.said == first.said | {"is_taken_over": True}
+            assert second.output == first.output | {"is_taken_over": True}
             # The state server dies alone: its proxy starts it again, and the driver takes a lease of it.
-            os.kill(child_of(second.said["pid"]), signal.SIGKILL)
+            os.kill(child_of(second.output["pid"]), signal.SIGKILL)
             eventually(lambda: read(second), lambda value: value == "v")
             assert client.get("session:1") == "ada"
         second.end("stop")
-        has_ended(second)
+        wait_for_end_of_server(second)
         (folder,) = (tmp_path / "cache" / "sparkis").iterdir()
         assert {path.name for path in folder.iterdir()} == {"lock", "port", "server.log"}
 
         third = drive(more=more, linger_s=0.0)
-        state_server = child_of(third.said["pid"])
+        state_server = child_of(third.output["pid"])
         third.kill()
-        has_ended(third)
+        wait_for_end_of_server(third)
         eventually(lambda: start_of(state_server), lambda start: start is None)
         assert record_in(tmp_path / "cache") is None
 

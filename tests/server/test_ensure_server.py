@@ -128,7 +128,7 @@ def test_stopped_server_is_not_started_again(executor: Executor):
     assert executor.servers == []
 
 
-def test_failed_start_of_supervisor_is_logged_once_and_not_retried_by_each_task(
+def test_failed_start_of_supervisor_is_logged_and_tried_once(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with monkeypatch.context() as missing:
@@ -173,7 +173,7 @@ def test_process_without_parent_jvm_is_error(tmp_path: Path, monkeypatch: pytest
     assert error is not None and "the executor's JVM was not found among the ancestors of process" in error
 
 
-def test_plan_goes_into_closure_and_does_not_show_its_secrets():
+def test_plan_can_be_pickled_and_does_not_show_its_secrets():
     assert pickle.loads(pickle.dumps(PLAN)) == PLAN
     assert "the token" not in repr(PLAN) and "the password" not in repr(PLAN)
 

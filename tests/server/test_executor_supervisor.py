@@ -242,7 +242,7 @@ def test_reason_of_failed_server_start_is_noted_for_next_task(scene: Scene):
     assert len(scene.servers) == 1
 
 
-def test_output_of_server_goes_to_executors_log_except_most_of_flood(scene: Scene):
+def test_output_of_server_is_logged_by_executor_and_floods_are_cut(scene: Scene):
     scene.start()
     eventually(lambda: bool(scene.servers))
     scene.say("flood")

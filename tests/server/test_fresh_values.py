@@ -169,7 +169,7 @@ def test_batch_without_room_shows_nothing_and_room_is_setting(tmp_path: Path) ->
         assert world.call("STRLEN", "job:note:a") == len(note)
 
 
-def test_status_says_how_many_values_are_not_committed(world: World) -> None:
+def test_status_counts_uncommitted_values(world: World) -> None:
     world.query.open(1)
     world.query.rows(1, ("a", 7, 70.5))
     url = f"redis://127.0.0.1:{world.server.port}"
@@ -201,7 +201,7 @@ def test_tracking_client_is_invalidated_by_rows_and_when_they_become_void(world:
         assert caching.call("GET", "job:max:a").plain == b"1.5"
 
 
-def test_facts_tell_how_much_is_not_committed(world: World) -> None:
+def test_facts_count_uncommitted_values(world: World) -> None:
     def fresh() -> list[Any]:
         facts = world.query.facts("job")
         return [facts[name] for name in ("fresh_keys", "fresh_batch", "fresh_incomplete")]
@@ -268,7 +268,7 @@ def test_proxy_forwards_uncommitted_values_and_invalidates_caches(tmp_path: Path
 
 
 @pytest.mark.compiled
-def test_proxy_that_reads_stores_leaves_values_before_their_commit_to_its_state_server(tmp_path: Path) -> None:
+def test_proxy_with_stores_reads_uncommitted_values_at_state_server(tmp_path: Path) -> None:
     with ExitStack() as stack:
         # The password of a state server is in its own environment only.
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(STARTS, "yes")

@@ -101,7 +101,7 @@ def test_store_of_newer_version_is_refilled_from_log(start: Start, golden: Path)
         )
 
 
-def test_registry_and_state_server_go_on_with_their_files(start: Start, golden: Path) -> None:
+def test_registry_and_state_server_continue_with_their_files(start: Start, golden: Path) -> None:
     registry = start("registry", "--log", golden / "log", "--port", 0)
     registry.wait_for(r"started registry @ \S+, term 2")
     member = json.loads((golden / "member/member.json").read_text())

@@ -86,7 +86,7 @@ def test_server_whose_job_lags_more_than_it_may_is_not_ready(serve: Callable[...
     assert (code, said) == (1, "sparkis health: job job: 7 s behind")
 
 
-def test_listener_of_metrics_is_asked_without_redis_client(serve: Callable[..., Any]) -> None:
+def test_health_check_of_metrics_needs_no_redis_client(serve: Callable[..., Any]) -> None:
     served = serve(password="secret")
     listener = MetricsListener(ServerSource(served.server), ("127.0.0.1", 0))
     served.run(listener.start())

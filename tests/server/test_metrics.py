@@ -374,7 +374,7 @@ def test_lag_limit_without_metrics_is_mistake(tmp_path: Path) -> None:
     assert done.returncode == 1 and "--ready-lag-max is for /readyz" in done.stderr
 
 
-def test_alerts_and_dashboard_ask_for_metrics_that_there_are(
+def test_alerts_and_dashboard_use_existing_metrics(
     server: tuple[Running, Scraped, LogWriter], proxy: tuple[Overlay, Scraped], cluster: tuple[Scraped, Scraped]
 ) -> None:
     scraped = {name for each in (server[1], proxy[1], *cluster) for name in each.names()}

@@ -165,7 +165,7 @@ def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(
 
 
 @pytest.mark.parametrize("protocol", ["2", "3"])
-def test_request_of_many_arguments_is_asked_for_in_steps(shared: ServersAndProxy, protocol: str) -> None:
+def test_request_of_many_arguments_is_requested_in_steps(shared: ServersAndProxy, protocol: str) -> None:
     keys = [key for key in [*MANY, b"missing"] for _ in range(20)]
     values = [MANY.get(key) for key in keys]
     with shared.proxy.connect() as connection:

@@ -173,7 +173,7 @@ def test_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Clus
         ("ECHO", "a"),
     ],
 )
-def test_subscriber_of_resp2_asks_proxy_nothing_else(cluster: Cluster, words: tuple[str, ...]) -> None:
+def test_subscriber_of_resp2_may_send_few_commands_to_proxy(cluster: Cluster, words: tuple[str, ...]) -> None:
     port = cluster.proxies[0].port
     name = "|".join(words).lower() if words[0] == "STATE" else words[0].lower()
     with Connection(port) as listener, Connection(port) as in_resp3:
@@ -216,7 +216,7 @@ def test_shard_channel_is_at_its_slots_node_and_behind_every_proxy(cluster: Clus
         listener.__exit__()
 
 
-def test_channels_of_many_slots_are_asked_for_together(cluster: Cluster) -> None:
+def test_channels_of_many_slots_are_requested_together(cluster: Cluster) -> None:
     channels = [b"shard-%d" % number for number in range(200)]
     with Connection(cluster.proxies[0].port) as client:
         client.call("HELLO", 3)

@@ -28,7 +28,7 @@ def running(serve: Callable[..., Any]) -> Any:
     return serve(client_output_buffer_limit=OUTPUT_LIMITS | {"normal": (4 << 20, 0, 0)})
 
 
-def test_push_goes_out_at_once_to_client_that_asks_nothing(running: Any) -> None:
+def test_push_is_sent_at_once_to_idle_client(running: Any) -> None:
     peer = running.connect()
     peer.expect_reply(PING, PONG)
     running.call(lambda: running.server.push(1, PUSH))

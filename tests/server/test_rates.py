@@ -92,7 +92,7 @@ def test_others_are_answered_while_user_rests(running: Any) -> None:
     other.expect_reply(GET * 10, b"$1\r\n1\r\n" * 10)
 
 
-def test_logins_of_others_are_not_held_to_rate_of_default(running: Any, clock: ManualClock) -> None:
+def test_rate_of_default_user_does_not_limit_other_logins(running: Any, clock: ManualClock) -> None:
     def limit_default() -> None:
         running.server.users.set(b"default", [b"off"])
         running.server.users.get(b"default").rate_limiter = RateLimiter(RateLimit("default", commands_per_s=1), clock)

@@ -189,7 +189,7 @@ def test_servers_of_record_that_do_not_return_are_forgotten(registry: Callable[.
     assert server.directive["topology"]["version"] > 4
 
 
-def test_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
+def test_every_server_is_notified(registry: Callable[..., int]) -> None:
     port = registry()
     servers = [Server(port, number) for number in range(2)]
     for server in servers:
@@ -300,7 +300,9 @@ def test_logs_without_identity_are_distinguished_by_their_epochs(registry: Calla
             assert outcome() == "b'OK'", name
 
 
-def test_servers_whose_common_epoch_differs_are_not_both_members(registry: Callable[..., int], tmp_path: Path) -> None:
+def test_servers_with_different_common_epochs_are_not_both_members(
+    registry: Callable[..., int], tmp_path: Path
+) -> None:
     port, identity = registry(), ensure_identity(open_filesystem(tmp_path))
     first, second, third = (Server(port, number) for number in range(3))
     seen = {"generation": "g.1", "term": 1, "epoch": 3, "digest": 5, "log": "/log"}

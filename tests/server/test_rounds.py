@@ -191,7 +191,7 @@ def test_monitor_sees_requests_of_all_clients(serve: Callable[..., Any]) -> None
     two.expect(values(2))
 
 
-def test_input_of_several_reads_in_one_round_is_answered_once_and_in_order(serve: Callable[..., Any]) -> None:
+def test_input_of_several_reads_is_answered_once_and_in_order(serve: Callable[..., Any]) -> None:
     running = serve()
     one, two = running.connect(), running.connect()
     for peer in (one, two):

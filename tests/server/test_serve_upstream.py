@@ -331,7 +331,7 @@ def test_chosen_ports_survive_restarts(scene: Scene) -> None:
     command.end()
 
 
-def test_states_are_answered_while_upstream_is_away(scene: Scene, client: Connection) -> None:
+def test_states_are_answered_while_upstream_is_unreachable(scene: Scene, client: Connection) -> None:
     scene.upstream.process.kill()
     scene.upstream.process.wait()
     eventually(lambda: client.call("GET", "cart").is_error)
@@ -444,7 +444,7 @@ def test_options_about_upstream_are_mistakes_without_one(tmp_path: Path) -> None
     ]
 
 
-def test_upstream_of_environment_is_named_as_such(tmp_path: Path) -> None:
+def test_upstream_of_environment_is_named_by_its_variable(tmp_path: Path) -> None:
     done = run("--log", str(tmp_path), SPARKIS_UPSTREAM="redis://cache")
     assert done.returncode == 1
     assert done.stderr.startswith("sparkis serve: --upstream (SPARKIS_UPSTREAM in the environment) needs --ownership")

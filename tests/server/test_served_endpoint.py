@@ -49,7 +49,7 @@ def test_server_that_died_is_started_again(server: SupervisedProcess) -> None:
     assert server._process.poll() is None
 
 
-def test_server_that_cannot_be_started_again_is_named_once_and_comes_back(
+def test_server_that_fails_to_restart_is_logged_once_and_returns(
     server: SupervisedProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = server.pid

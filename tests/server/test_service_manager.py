@@ -138,7 +138,7 @@ def test_other_programs_report_ready(log: Path, tmp_path: Path, systemd: Systemd
     assert started.process.wait(WAIT_S_MAX) == 0
 
 
-def test_start_that_goes_on_asks_for_more_time(log: Path, tmp_path: Path, systemd: Systemd, start: Start) -> None:
+def test_start_that_continues_asks_for_more_time(log: Path, tmp_path: Path, systemd: Systemd, start: Start) -> None:
     # A process that shares its port listens when it can answer; this one waits for the registry of an empty log.
     start("proxy", "--log", log, "--port", free_port(), "--reuse-port", "yes")
     assert "READY" not in systemd.wait_for("EXTEND_TIMEOUT_USEC=60000000")

@@ -469,7 +469,7 @@ def test_user_may_not_read_key_behind_others_of_one_round(start: Callable[..., A
         peer.expect(bulk(b"1") + denied + bulk(b"1"))
 
 
-def test_commands_about_connection_keep_their_place_among_all_others(start: Callable[..., Any]) -> None:
+def test_connection_commands_keep_their_place_in_pipeline(start: Callable[..., Any]) -> None:
     peer = start().connect()
     peer.send(packed(b"COMMAND", b"DOCS", b"GET") + packed(b"ECHO", b"end"))
     docs = peer.read_until(bulk(b"end")).removesuffix(bulk(b"end"))

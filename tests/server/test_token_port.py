@@ -258,7 +258,7 @@ def test_authenticated_client_stays_after_time_to_authenticate(monkeypatch: pyte
 @pytest.mark.parametrize(
     "data", [PING, request("AUTH", "guessed"), request("AUTH"), b"*11\r\n", bytes(20_000), b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_anything_else_before_token_ends_connection(data: bytes) -> None:
+def test_other_request_before_token_ends_connection(data: bytes) -> None:
     async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(data + AUTH)

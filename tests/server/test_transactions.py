@@ -186,7 +186,7 @@ def test_too_long_transaction_is_refused_and_nothing_of_it_is_run(server: Any, m
     peer.expect_reply(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
 
 
-def test_each_request_of_transaction_that_comes_alone_is_answered_at_once(server: Any) -> None:
+def test_each_request_of_transaction_is_answered_at_once(server: Any) -> None:
     peer = server.connect()
     get, reply = request("GET", "job:temp:1"), bulk(b"1")
     for words, replies in ((("MULTI",), OK), (("GET", "job:temp:1"), QUEUED), (("EXEC",), b"*1\r\n" + reply)):
@@ -354,7 +354,7 @@ def exec_reply(*replies: bytes) -> bytes:
     return OK + OK + QUEUED * len(replies) + b"*%d\r\n" % len(replies) + b"".join(replies)
 
 
-def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(server: Any, epochs: Epochs) -> None:
+def test_epochs_are_held_from_request_until_time_limit(server: Any, epochs: Epochs) -> None:
     clock = [server.server.context.clock()]
     server.server.context.clock = lambda: clock[0]
     peer = server.connect()
@@ -409,7 +409,7 @@ def test_transaction_at_epoch_takes_clock_that_it_is_given(server: Any, epochs: 
     peer.expect_reply(lines("PTTL job:temp:soon"), b":1000\r\n")
 
 
-def test_epoch_is_asked_of_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
+def test_requested_epoch_applies_to_next_transaction_and_to_every_job(server: Any, epochs: Epochs) -> None:
     peer = server.connect()
     peer.expect_reply(reads_at(1, 0, "GET job:temp:a"), exec_reply(bulk(b"0")))
     epochs.publish()

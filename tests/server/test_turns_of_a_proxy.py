@@ -286,7 +286,7 @@ def test_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None:
     peer.socket.close()
 
 
-def test_transaction_of_more_than_server_is_asked_is_refused(attacked: Attacked) -> None:
+def test_too_large_transaction_is_refused(attacked: Attacked) -> None:
     peer = Peer(attacked.port)
     peer.send(request("MULTI") + request("EXISTS", *MANY_KEYS[:100]) * 2_000 + request("EXEC"))
     received = peer.read_until(b"split it\r\n")

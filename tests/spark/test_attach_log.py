@@ -53,7 +53,7 @@ def first_epoch(attachment: Attachment) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_batches_are_kept")
-def test_attachment_that_comes_too_late_reads_whole_state_in_one_epoch(
+def test_attachment_after_purge_reads_whole_state_in_one_epoch(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)
@@ -157,7 +157,7 @@ def test_other_checkpoint_or_form_replaces_state(client: redis.Redis, batches: M
 
 
 @pytest.mark.slow
-def test_operator_that_looks_otherwise_is_refused_unless_log_may_begin_anew(
+def test_changed_operator_is_refused_unless_log_may_begin_anew(
     client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
 ):
     rows = batches(SCHEMA)

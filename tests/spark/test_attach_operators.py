@@ -110,7 +110,7 @@ def check(client: redis.Redis, job: str, expected: Mapping[str, Any]) -> dict[st
         for number, store in enumerate(each.stores)
     ],
 )
-def test_after_every_batch_all_keys_are_as_in_sparks_state_over_restarts_of_both_sides(
+def test_keys_equal_sparks_state_after_every_batch_despite_restarts(
     spark: SparkSession,
     client: redis.Redis,
     batches: Make,

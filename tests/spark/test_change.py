@@ -94,7 +94,7 @@ def test_changed_key_has_changed_columns_and_types(
     assert "the column 'v' was int and is now double" in caplog.text
 
 
-def test_renamed_query_is_refused_and_goes_on_after_command(
+def test_renamed_query_is_refused_and_continues_after_command(
     spark: SparkSession,
     endpoint: sparkis.ServedEndpoint,
     client: redis.Redis,

@@ -97,7 +97,7 @@ def test_redis_py_is_notified_of_changes_of_demo(port: int) -> None:
     check(received)
 
 
-def test_cache_of_redis_py_goes_with_demo(port: int) -> None:
+def test_cache_of_redis_py_follows_demo(port: int) -> None:
     with redis.Redis(port=port, protocol=3, cache_config=CacheConfig(), decode_responses=True) as client:
         cache = client.get_cache()
         assert cache is not None

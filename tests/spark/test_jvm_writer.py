@@ -157,7 +157,7 @@ def test_rows_wait_for_server_that_does_not_know_job_yet(
         query.stop()
 
 
-def test_next_batch_goes_to_servers_that_are_set(rows: Batches, server: RowServer, start: Start) -> None:
+def test_next_batch_is_sent_to_set_servers(rows: Batches, server: RowServer, start: Start) -> None:
     other = RowServer()
     rows.add({"k": "a", "n": 0})
     query, writer = start([server.address])

@@ -75,7 +75,7 @@ def test_querys_log_may_lie_in_bucket(spark: SparkSession, client: redis.Redis, 
 
 
 @pytest.mark.slow
-def test_commit_whose_answer_is_lost_is_commit(
+def test_commit_with_lost_answer_is_commit(
     proxy: FaultyProxy, spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ) -> None:
     rows = batches(ROWS)

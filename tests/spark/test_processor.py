@@ -343,7 +343,7 @@ def test_queries_of_one_driver_are_attached_by_their_declarations(client: redis.
 
 
 @pytest.mark.slow
-def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_other_state_of_query_is_attached_as_another_job(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"}, {"k": "b"})
     made = counted(counted(rows.df, 1, ones="count"), 10)
@@ -359,7 +359,7 @@ def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis
 
 
 @pytest.mark.slow
-def test_log_may_come_after_query(
+def test_log_option_may_follow_query(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)
@@ -474,7 +474,9 @@ def test_two_states_of_one_name_are_refused_and_so_is_query_without_name(batches
 
 
 @pytest.mark.slow
-def test_attach_reports_wrong_description_and_goes_on(batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_attach_reports_wrong_description_and_continues(
+    batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     rows = batches(SCHEMA)
     rows.add({"k": "a", "n": 1, "v": 1.5})
     processor = sparkis.queryable_processor(Counter(1), states={"c": AttachedState(variable="count", value="m")})

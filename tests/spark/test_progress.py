@@ -76,7 +76,7 @@ def test_replay_is_recognised_without_its_facts(
     assert "made other changes" not in caplog.text
 
 
-def test_job_without_progress_has_no_such_key_and_its_name_is_no_users(
+def test_job_without_progress_has_no_progress_key(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
     rows = batches(ROWS)

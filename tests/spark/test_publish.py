@@ -71,7 +71,7 @@ def test_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_en
     eventually(is_stale, lambda stale: stale == 1)
 
 
-def test_second_call_in_one_batch_is_refused_and_union_of_states_is_not(
+def test_second_call_in_one_batch_is_refused(
     client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches("k string, v int")
@@ -133,7 +133,7 @@ def test_given_job_name_wins_over_spark_job_group(client: redis.Redis, batches: 
     assert client.get("given:s:a") == "1"
 
 
-def test_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_restarted_query_continues_and_its_states_may_grow(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
     states = [STATE]

@@ -75,14 +75,14 @@ def test_several_value_columns_are_object_and_several_tables_share_job(spark: Sp
     assert client.hgetall("shared:second") == {"1": "a"}
 
 
-def test_large_table_goes_into_file_of_log(spark: SparkSession, client: redis.Redis):
+def test_large_table_is_written_into_file_of_log(spark: SparkSession, client: redis.Redis):
     rows = spark.range(table.ROWS_MAX).select("id", F.repeat(F.lit("x"), 20).alias("text"))
     sparkis.publish_table(rows, "large", field="id", value="text", job="many")
     assert client.hlen("many:large") == table.ROWS_MAX
     assert client.hget("many:large", "99999") == "x" * 20
 
 
-def test_table_is_not_stale_though_nothing_writes_it(spark: SparkSession, client: redis.Redis):
+def test_table_is_not_stale_without_writer(spark: SparkSession, client: redis.Redis):
     sparkis.publish_table(spark.range(3), "ids", field="id", value="id", job="still")
     eventually(lambda: job_row(client, "still")["stale"], lambda stale: stale == 0)
     server_s = client.info("server")["uptime_in_seconds"]

@@ -22,7 +22,7 @@ NUMBER = re.compile(r"[0-9.]+")
 QUICK_START, SEVERAL_STATES = BLOCK.findall((ROOT / "README.md").read_text())
 
 
-def test_quick_start_is_program_whose_line_reads_it(tmp_path: Path) -> None:
+def test_quick_start_prints_line_that_reads_it(tmp_path: Path) -> None:
     assert len(QUICK_START.strip().splitlines()) <= 16
     (tmp_path / "quickstart.py").write_text(QUICK_START)
     with (

@@ -61,7 +61,7 @@ def fresh(tmp_path: Path) -> Fresh:
         ({"value": (), "member": "n"}, "member= does not go with freshness='record'"),
     ],
 )
-def test_arguments_without_sense_are_refused(
+def test_arguments_that_real_time_mode_lacks_are_refused(
     fresh: Fresh, counts: DataFrame, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DescriptorError, match=re.escape(message)):
@@ -114,14 +114,14 @@ def test_old_versions_of_spark_and_spark_connect_are_refused(
             fresh(counts)
 
 
-def test_columns_have_effect_with_fresh_values_alone(counts: DataFrame, tmp_path: Path) -> None:
+def test_columns_need_fresh_values(counts: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match="columns= has an effect with freshness='record' alone"):
         sparkis.queryable(counts, "facts", key="k", value="n", log=tmp_path, columns={"n": "n"})
     with pytest.raises(DescriptorError, match="freshness= is 'commit' or 'record', not 'now'"):
         sparkis.queryable(counts, "facts", key="k", value="n", log=tmp_path, freshness="now")  # type: ignore[arg-type]
 
 
-def test_columns_are_matched_by_what_they_are(fresh: Fresh, rows: DataFrame) -> None:
+def test_columns_are_matched_with_those_of_checkpoint(fresh: Fresh, rows: DataFrame) -> None:
     computed = rows.groupBy(F.upper("k").alias("name"), F.window("t", "1 minute")).agg(F.avg("v").alias("mean"))
     computed = computed.withColumn("half", F.col("mean") / 2)
     writer = fresh(

@@ -213,7 +213,7 @@ def test_job_name_frees_query_name(batches: Make, log: Path, tmp_path: Path):
         ),
     ],
 )
-def test_row_that_cannot_be_change_fails_batch_and_query_can_go_on(
+def test_row_that_cannot_be_change_fails_batch_and_query_can_continue(
     batches: Make, log: Path, tmp_path: Path, row: dict[str, Any], arguments: dict[str, Any], complaint: str
 ):
     stream = batches(COLUMNS)

@@ -171,7 +171,7 @@ def test_status_names_problem(tmp_path: Path):
 # Beside the driver ----------------------------------------------------------------------------------------------------
 
 
-def test_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, tmp_path: Path):
+def test_stop_ends_server_and_may_be_called_twice(spark: SparkSession, tmp_path: Path):
     endpoint = public.serve(spark, log=tmp_path / "log")
     assert spark.conf.get("spark.sparkis.log") == str(tmp_path / "log")
     assert redis.Redis.from_url(endpoint.url).ping()

@@ -139,7 +139,7 @@ def test_epoch_is_same_with_and_without_shuffle(batches: Make, tmp_path: Path, m
             assert shown.value(b"same:s:99") == b"24.75"
 
 
-def test_rows_of_key_that_lie_anywhere_are_not_shuffled_where_any_may_win(batches: Make, tmp_path: Path):
+def test_scattered_rows_of_key_are_not_shuffled_if_any_may_win(batches: Make, tmp_path: Path):
     events = batches("k int, v int, w int")
     events.add(*({"k": n % 50, "v": n, "w": -n} for n in range(400)))
     spread = events.df.repartition(4)
@@ -422,7 +422,7 @@ def test_available_now_ends_and_state_stays(client: redis.Redis, batches: Make, 
 
 
 @pytest.mark.slow
-def test_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_query_restarted_on_its_checkpoint_continues(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     sums = rows.df.groupBy("k").agg(F.sum("v").alias("sum"))
 

@@ -13,7 +13,7 @@ NAME = b"job:v:1"
 DAMAGED = record_format.HEADER.pack(len(NAME), 0, 0, record_format.VALUE) + NAME + b"value" + b"\0\0\0\0"
 
 
-def test_copy_of_look_up_accepts_damaged_record() -> None:
+def test_copied_lookup_accepts_damaged_record() -> None:
     assert record_reader.find is record_format.find
     with pytest.raises(StoreDamagedError):
         record_format.find({b"at": DAMAGED}.get, b"at", NAME)

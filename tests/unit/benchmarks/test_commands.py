@@ -76,7 +76,7 @@ def test_full_plan_contains_short_plan() -> None:
         assert few <= all_rows
 
 
-def test_chosen_rows_are_those_whose_title_matches() -> None:
+def test_rows_are_chosen_by_pattern_of_their_titles() -> None:
     chosen = re.compile(r"^(GET|RESET|point 20) \((serve|with an upstream, its key)\)")
     found = [
         (setting.place, exchange.name)

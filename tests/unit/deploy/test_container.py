@@ -20,7 +20,7 @@ def test_image_starts_server_with_options_that_exist() -> None:
     assert options.store.startswith(instruction("VOLUME"))
 
 
-def test_image_runs_as_user_without_rights_and_asks_whether_it_is_healthy() -> None:
+def test_image_runs_as_unprivileged_user_with_health_check() -> None:
     assert instruction("USER") == f"{USER}:{USER}" and f"--uid {USER}" in CONTAINERFILE
     words = json.loads(instruction("HEALTHCHECK").partition(" CMD ")[2])
     assert words[0] == "sparkis" and options_of(words[1:]).url == "redis://127.0.0.1:7379"

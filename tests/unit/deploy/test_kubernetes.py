@@ -69,7 +69,7 @@ def test_pod_has_no_more_rights_than_it_needs(workload: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("workload", workloads())
-def test_pods_probes_ask_whether_it_lives_and_whether_it_is_ready(workload: dict[str, Any]) -> None:
+def test_probes_of_pod_are_livez_and_readyz(workload: dict[str, Any]) -> None:
     container = container_of(workload)
     assert [each["name"] for each in container["ports"]][1:] == ["metrics"]
     asked = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]

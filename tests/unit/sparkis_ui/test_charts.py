@@ -13,7 +13,7 @@ def points(path: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+),(-?[\d.]+)", path)]
 
 
-def test_line_goes_from_left_to_right_and_its_highest_value_is_at_top() -> None:
+def test_line_of_graph_has_highest_value_at_top() -> None:
     made = charts.graph([0, 10, 5])
     line = points(made.line)
     assert [x for x, _ in line] == [0, charts.WIDTH / 2, charts.WIDTH]

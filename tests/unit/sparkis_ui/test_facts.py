@@ -34,7 +34,7 @@ def test_condition_of_job_is_its_worst_problem(fields: dict[str, Any], condition
     assert job(**fields).condition == condition
 
 
-def test_jobs_begin_with_those_to_look_at() -> None:
+def test_jobs_with_problems_are_first() -> None:
     rows = [{b"name": b"b"}, {b"name": b"a"}, {b"name": b"z", b"stale": 1}, {b"name": b"y", b"error": b"x"}]
     assert [each.name for each in facts.jobs_of(rows)] == ["y", "z", "a", "b"]
 
@@ -159,6 +159,6 @@ def test_one_listing_and_server_that_does_not_count_give_no_rates() -> None:
     assert (app.requests_per_s, app.input_per_s, app.output_per_s) == (None, None, None)
 
 
-def test_rows_are_texts_but_for_key_to_which_page_has_link() -> None:
+def test_rows_are_texts_except_linked_key() -> None:
     row = {b"rule": b"r", b"samples": [{b"key": b"a\xff", b"upstream": b"b\xff", b"epoch": 7}]}
     assert facts.rows_of([row]) == [{"rule": "r", "samples": [{"key": b"a\xff", "upstream": r"b\xff", "epoch": 7}]}]

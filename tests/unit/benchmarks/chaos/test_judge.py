@@ -30,7 +30,7 @@ def test_both_keys_of_group_are_in_one_slot() -> None:
     assert all(slot_of(key(group, "a")) == slot_of(key(group, "b")) for group in range(GROUPS))
 
 
-def test_answers_whose_epochs_grow_or_stay_are_right() -> None:
+def test_answers_with_growing_or_equal_epochs_are_right() -> None:
     assert judged([1, 1], [1, 1], [3, 3]) == {}
 
 

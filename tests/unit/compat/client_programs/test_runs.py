@@ -33,7 +33,7 @@ class Place:
             eventually(self._awaited.exists)
 
 
-def test_answered_program_goes_on() -> None:
+def test_answered_program_continues() -> None:
     assert run([sys.executable, "-c", WAITS], Place())["after"] == "it"
 
 

@@ -59,7 +59,7 @@ def test_tables_count_equal_checks() -> None:
     assert "| redis-cli | `--r*` | not through the proxy |" in text
 
 
-def test_rows_of_programs_that_were_not_run_stay() -> None:
+def test_rows_of_programs_that_were_not_run_are_kept() -> None:
     cli, pipe, *_, last = PROGRAMS
     former = tables([(cli, RESULT), (pipe, RESULT), (last, RESULT)], [RDB])
     text = tables([(pipe, Result(pipe.name, {"a": 1}, {"a": 1}))], [], former)

@@ -24,7 +24,7 @@ def users(path: Path, text: str) -> Users:
     return Users(TABLE, path=str(path))
 
 
-def test_file_replaces_all_users_and_those_that_stay_stay_same_objects(tmp_path: Path) -> None:
+def test_reloaded_file_replaces_users_and_keeps_objects_of_unchanged_ones(tmp_path: Path) -> None:
     made = users(tmp_path / "acl", "user default off\n\nuser a on >x ~a:* +get\r\n")
     default = made.default
     made.load()

@@ -74,7 +74,7 @@ def scanned(visibility: Visibility, kinds: tuple[Kind, ...] | None = None) -> se
     return set(found)
 
 
-def test_user_that_may_read_all_keys_sees_everything(seen: Callable[[str], Visibility]) -> None:
+def test_user_with_all_keys_sees_all_jobs(seen: Callable[[str], Visibility]) -> None:
     for rules in ("~*", "%R~*", "%W~x %R~*"):
         everything = seen(rules)
         assert everything.sees_all

@@ -15,7 +15,7 @@ async def rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_turns_come_in_their_order_and_others_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 0)  # each lasts longer
 
     async def run() -> list[str]:
@@ -45,7 +45,7 @@ def test_short_turns_run_together_and_defer_their_work() -> None:
     assert asyncio.run(run()) == ["a", "b", "another", "rest of a"]
 
 
-def test_turn_that_fails_takes_no_others_with_it() -> None:
+def test_failing_turn_ends_no_other() -> None:
     def fails() -> None:
         raise OSError("of one client")
 
@@ -62,7 +62,7 @@ def test_turn_that_fails_takes_no_others_with_it() -> None:
     assert asyncio.run(run()) == (["next", "later"], ["of one client"])
 
 
-def test_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_is_long_after_its_time_or_while_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         waiting = TurnScheduler()
         monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 1 << 60)

@@ -57,7 +57,7 @@ def test_number_has_64_bits(word: bytes, number: int) -> None:
 @pytest.mark.parametrize(
     "word", [b"", b"+1", b"01", b"-0", b" 1", b"1 ", b"1_0", b"1.0", b"9223372036854775808", b"1" * 5000, "१".encode()]
 )
-def test_anything_else_is_no_number(word: bytes) -> None:
+def test_other_texts_are_no_numbers(word: bytes) -> None:
     with pytest.raises(GenericError, match="not an integer or out of range"):
         integer(word)
 

@@ -243,7 +243,7 @@ def test_command_answers(client: Any, line: str, reply: bytes) -> None:
     assert client.ask(line) == reply
 
 
-def test_hello_answers_in_protocol_it_was_asked_for(client: Any) -> None:
+def test_hello_replies_in_requested_protocol(client: Any) -> None:
     assert client.ask("HELLO 3 SETNAME me") == encode(
         {
             b"server": b"redis",
@@ -280,7 +280,7 @@ def test_role_and_info_report_replica(connect: Callable[..., Any]) -> None:
     assert b"master_link_status:down\r\n" in client.ask("INFO replication")
 
 
-def test_info_has_asked_sections(client: Any) -> None:
+def test_info_has_requested_sections(client: Any) -> None:
     everything = client.ask("INFO everything").decode()
     db0 = "db0:keys=27,expires=2,avg_ttl=2500,subexpiry=1"
     for field in ("redis_version:7.4.0", f"sparkis_version:{VERSION}", "connected_clients:1", "cluster_enabled:0", db0):
@@ -511,7 +511,7 @@ def test_expiry_times_of_many_fields_are_read_in_steps(client: Any, name: bytes,
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
 
 
-def test_client_listed_several_times_is_looked_at_once(client: Any) -> None:
+def test_client_listed_several_times_is_checked_once(client: Any) -> None:
     looked_at: list[int] = []
     client.server.clients.output_bytes = lambda session_id: looked_at.append(session_id) or 0
     assert client.send([b"CLIENT", b"LIST", b"ID", b"7", b"8", b"7", b"7"]).count(b"id=7 ") == 3

@@ -114,7 +114,7 @@ def test_memory_of_search_is_bounded(client: SteppingClient, monkeypatch: pytest
     assert len(ask(client, line).plain) == MANY
 
 
-def test_many_members_are_asked_for_in_steps(client: SteppingClient) -> None:
+def test_many_members_are_requested_in_steps(client: SteppingClient) -> None:
     names = " ".join(member.decode() for member in list(SCORES)[:1000])
     assert len(ask(client, f"GEOPOS at:many {names}").plain) == 1000
     assert len(set(ask(client, f"GEOHASH at:many {names}").plain)) == 1000

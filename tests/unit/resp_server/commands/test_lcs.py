@@ -55,9 +55,7 @@ def test_texts_matches_and_lengths_are_those_of_table() -> None:
 
 
 @pytest.mark.parametrize("options", ["", "LEN", "IDX", "IDX WITHMATCHLEN MINMATCHLEN 2"])
-def test_reply_in_steps_is_one_that_is_made_at_once(
-    client: Client, monkeypatch: pytest.MonkeyPatch, options: str
-) -> None:
+def test_reply_in_steps_equals_reply_at_once(client: Client, monkeypatch: pytest.MonkeyPatch, options: str) -> None:
     line = f"LCS job:temp:soon job:temp:soon {options}"
     at_once = client.ask(line)
     monkeypatch.setattr(lcs, "STEP_ROWS", 2)

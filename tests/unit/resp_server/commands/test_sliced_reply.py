@@ -68,7 +68,7 @@ def ask(keyspace: Keyspace) -> Callable[..., Reply]:
 
 @pytest.fixture
 def in_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Have everything be made in steps, and those be short."""
+    """Return a function from whose call on all replies are made in short steps."""
 
     def begin() -> None:
         monkeypatch.setattr(sliced_reply, "BYTES_AT_ONCE_MAX", -1)
@@ -116,12 +116,12 @@ LINES = [
     "BITCOUNT weight:m0020",
     "BITPOS weight:m0020 1",
 ]
-# What has no order is compared without one.
+# The order of these replies is not defined.
 WITHOUT_ORDER = ("SMEMBERS", "SINTER ", "SUNION", "SDIFF")
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_reply_in_steps_is_one_that_is_made_at_once(
+def test_reply_in_steps_equals_reply_at_once(
     ask: Callable[..., Reply], in_steps: Callable[[], None], line: str
 ) -> None:
     at_once = [ask(line, protocol) for protocol in (2, 3)]
@@ -166,7 +166,7 @@ def test_random_items_cover_small_set_and_spread_over_large_one(ask: Callable[..
     assert len({ask("ZRANDMEMBER ranks:even").value for _ in range(300)}) > 150
 
 
-def test_more_items_with_repetition_than_are_given_are_error(ask: Callable[..., Reply]) -> None:
+def test_too_many_repeated_items_are_error(ask: Callable[..., Reply]) -> None:
     for name in ("SRANDMEMBER set:small", "ZRANDMEMBER ranks:small", "HRANDFIELD map:large"):
         assert b"at most 10000000 items" in ask(f"{name} -10000001").raw
     assert ask("SRANDMEMBER missing -10000001").raw == b"*0\r\n"
@@ -178,13 +178,13 @@ def test_memory_of_command_is_bounded(ask: Callable[..., Reply], monkeypatch: py
         assert b"intermediate results exceed 10000 bytes" in ask(line).raw
 
 
-def test_ranges_by_text_find_their_members_in_large_sorted_sets(ask: Callable[..., Reply]) -> None:
+def test_lexicographic_ranges_return_members_in_order(ask: Callable[..., Reply]) -> None:
     assert ask("ZRANGEBYLEX ranks:small - +").plain == [b"a", b"m0006", b"z"]
     assert ask("ZREVRANGEBYLEX ranks:small (z [a").plain == [b"m0006", b"a"]
     assert ask("ZLEXCOUNT ranks:small + -").value == 0
 
 
-def test_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Callable[..., Reply]) -> None:
+def test_large_range_in_resp2_is_flattened_pairs_of_resp3(ask: Callable[..., Reply]) -> None:
     flat = ask("ZRANGE ranks:even 0 -1 WITHSCORES", 2).plain
     pairs = ask("ZRANGE ranks:even 0 -1 WITHSCORES", 3).value
     assert flat == [part for pair in pairs for part in pair.plain]
@@ -192,7 +192,7 @@ def test_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Call
 
 
 def test_step_of_sort_is_bounded_for_any_patterns(keyspace: Keyspace) -> None:
-    asked = sort.SortOptions(count=3, is_alpha=True, get_patterns=[b"#", b"weight:*"] * 500)
-    parts = list(sort._chunks(keyspace.view(NOW_MS), b"set:third", asked))
+    options = sort.SortOptions(count=3, is_alpha=True, get_patterns=[b"#", b"weight:*"] * 500)
+    parts = list(sort._chunks(keyspace.view(NOW_MS), b"set:third", options))
     assert sum(map(len, parts)) == 3 * 1000
     assert max(map(len, parts)) == LOOKUPS_PER_STEP

@@ -57,7 +57,7 @@ def test_adding_up_leaves_parts_as_they_are() -> None:
     assert part == some(2)
 
 
-def test_process_knows_its_own_numbers() -> None:
+def test_process_reports_its_own_numbers() -> None:
     own = ProcessStats.of_this_process(Stats(), clients=3)
     assert own.clients == 3
     assert own.resident_bytes_peak >= own.resident_bytes > 1 << 20

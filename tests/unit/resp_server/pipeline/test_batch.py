@@ -17,7 +17,7 @@ OLD: ReplyEpochs = ({"job": (1, 1)},)
 NEW: ReplyEpochs = ({"job": (1, 2)},)
 
 
-def test_last_part_is_asked_for_after_others_at_their_epoch() -> None:
+def test_last_part_is_requested_at_epoch_of_others() -> None:
     batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0, lambda error: b"-ERR\r\n")
     asked: list[str] = []
     first, second, last = (batch.expect() for _ in range(3))
@@ -40,7 +40,7 @@ def test_last_part_is_asked_for_after_others_at_their_epoch() -> None:
     [(0.5, NEW, b"+1\r\n"), (1.0, OLD, b"-TRYAGAIN the servers are not at the same epoch\r\n")],
     ids=["in time", "too late"],
 )
-def test_late_parts_are_asked_for_again_until_timeout(passed_s: float, epochs: ReplyEpochs, end: bytes) -> None:
+def test_late_parts_are_requested_again_until_timeout(passed_s: float, epochs: ReplyEpochs, end: bytes) -> None:
     clock = iter([*[0.0] * 100, passed_s])
     batch = ReplyBatch(Session(1, "", "", User.default(), 0), lambda: next(clock), 1.0, lambda error: b"-ERR\r\n")
     asked: list[int] = []

@@ -26,14 +26,14 @@ def test_unknown_command_is_reported_before_noauth(connect: Callable[..., Any]) 
     assert client.ask("client foo").startswith(b"-ERR unknown subcommand 'foo'")
 
 
-def test_arity_is_checked_before_password_is_asked_for(connect: Callable[..., Any]) -> None:
+def test_arity_is_checked_before_login(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("get") == ARITY
     assert client.ask("get a") == NOAUTH
     assert client.ask("client id") == NOAUTH
 
 
-def test_password_is_asked_for_before_write_is_refused(connect: Callable[..., Any]) -> None:
+def test_login_is_required_before_write_is_refused(connect: Callable[..., Any]) -> None:
     client = connect(password="x")
     assert client.ask("set a") == b"-ERR wrong number of arguments for 'set' command\r\n"
     assert client.ask("set a b") == NOAUTH

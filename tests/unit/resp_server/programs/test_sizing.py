@@ -70,7 +70,7 @@ def test_table_of_10_million_reads_is_that_of_page(pipeline: int) -> None:
     assert re.search(rf"\| plain clients through proxies, {how} \| {size.servers} \| {size.proxies} cores \|", table)
 
 
-def test_more_of_anything_never_needs_less() -> None:
+def test_estimate_grows_with_each_load() -> None:
     load = Load(keys=1e6, updates=1e5, reads=1e5)
     for name, factors in (("keys", (1, 10, 1000)), ("updates", (1, 10, 50)), ("reads", (1, 10, 1000))):
         sizes = [estimate(replace(load, **{name: getattr(load, name) * factor})) for factor in factors]

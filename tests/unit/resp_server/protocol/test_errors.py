@@ -96,7 +96,7 @@ def test_line_break_within_error_becomes_space() -> None:
     assert GenericError("a\r\nb").line == b"ERR a  b"
 
 
-def test_bytes_of_clients_own_come_back_as_they_were() -> None:
+def test_error_keeps_bytes_of_request() -> None:
     line = b"ERR unknown command '\xff\xfe', with args beginning with: '\xfd' "
     assert unknown_command([b"\xff\xfe", b"\xfd"]).line == line
 

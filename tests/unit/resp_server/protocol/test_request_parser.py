@@ -80,14 +80,14 @@ def bytewise(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
-def test_requests_come_out_of_whole_buffer(data: bytes, requests: list[Request]) -> None:
+def test_requests_of_whole_buffer_are_parsed(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, data) == requests
     assert parser.error is None
 
 
 @pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
-def test_same_requests_come_out_byte_by_byte(data: bytes, requests: list[Request]) -> None:
+def test_requests_byte_by_byte_are_parsed_alike(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
     assert parsed(parser, *bytewise(data)) == requests
     assert parser.error is None
@@ -176,7 +176,7 @@ def test_requests_after_auth_are_parsed_with_limits_of_its_result() -> None:
     assert not parser.has_buffered_requests
 
 
-def test_requests_of_unauthenticated_client_come_one_at_a_time() -> None:
+def test_unauthenticated_client_may_send_one_request_at_a_time() -> None:
     parser = RequestParser(is_restricted=True)
     assert parsed(parser, PING * 3) == [[b"PING"]]
     assert parser.has_buffered_requests

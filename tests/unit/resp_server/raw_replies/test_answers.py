@@ -93,7 +93,7 @@ def test_only_first_reply_or_exception_of_request_counts() -> None:
     assert sink.found == [(0, b"+first\r\n")]
 
 
-def test_exception_of_coroutine_goes_to_its_sink() -> None:
+def test_exception_of_coroutine_reaches_its_sink() -> None:
     sink, error = Sink(), GenericError("no")
 
     async def answer() -> Answer:
@@ -103,7 +103,7 @@ def test_exception_of_coroutine_goes_to_its_sink() -> None:
     assert sink.found == [(1, error)]
 
 
-def test_exception_of_sink_goes_to_same_sink() -> None:
+def test_exception_of_sink_reaches_same_sink() -> None:
     sink = Sink(refuses=True)
 
     async def answer() -> Answer:

@@ -38,7 +38,7 @@ def run(*replies: bytes) -> bytes:
     return asyncio.run(exchange())
 
 
-def test_server_of_older_version_may_refuse_what_it_does_not_need() -> None:
+def test_server_of_older_version_may_refuse_optional_requests() -> None:
     refused = b"-ERR unknown subcommand 'FRESHNESS'. Try STATE HELP.\r\n"
     assert run(b"+OK\r\n", refused, b"+OK\r\n").count(b"*") == len(REQUESTS)
 

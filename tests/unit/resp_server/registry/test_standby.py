@@ -49,7 +49,7 @@ def log(tmp_path: Path, other: Other) -> Filesystem:
     return made
 
 
-def test_pause_of_its_own_is_not_taken_for_others_absence(log: Filesystem, other: Other) -> None:
+def test_own_pause_is_not_taken_for_absence_of_others(log: Filesystem, other: Other) -> None:
     async def play() -> None:
         waiting = asyncio.create_task(wait_for_absence(log, other.connect))
         await eventually_async(lambda: other.looks)

@@ -217,7 +217,7 @@ def test_new_query_of_taken_name_waits(storage: Storage, follow: Follow, caplog:
         follow().start()
 
 
-def test_folder_that_cannot_be_listed_is_looked_at_again(
+def test_folder_that_cannot_be_listed_is_tried_again(
     storage: Storage, follow: Follow, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage.flow("a")

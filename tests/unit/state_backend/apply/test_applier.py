@@ -536,7 +536,7 @@ def test_key_of_two_states_stops_applier_before_epoch(followed: Followed) -> Non
     assert followed.values() == {b"a": b"v"}
 
 
-def test_full_store_stops_at_whole_epoch_and_goes_on_with_more_room(followed: Followed) -> None:
+def test_full_store_stops_at_whole_epoch_and_continues_with_more_room(followed: Followed) -> None:
     followed.restart(map_bytes_max=1 << 20)
     writer = followed.writer()
     writer.publish([put(b"a")])

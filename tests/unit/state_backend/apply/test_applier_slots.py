@@ -190,7 +190,7 @@ def test_gained_range_is_owned_once_caught_up(scene: Scene, monkeypatch: pytest.
     assert scene.store.applied.key_count == len(KEYS)
 
 
-def test_lost_range_is_not_owned_at_once_even_when_log_is_away(scene: Scene) -> None:
+def test_lost_range_is_not_owned_at_once_even_when_log_is_unreachable(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     scene.log.rename(scene.log.with_name("away"))
@@ -303,7 +303,7 @@ def test_cached_replies_are_dropped_when_slots_were_away(scene: Scene) -> None:
     view.close()
 
 
-def test_store_of_all_slots_can_give_some_up_when_it_is_opened_again(scene: Scene) -> None:
+def test_reopened_store_of_all_slots_may_give_some_up(scene: Scene) -> None:
     scene.applier.close()
     scene.start(ALL)
     scene.publish(b"1")

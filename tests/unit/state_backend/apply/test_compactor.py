@@ -227,7 +227,7 @@ def test_disk_stays_bounded_over_ten_thousand_epochs_of_two_owners(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("often")
-def test_owners_go_on_beside_sparkis_compact(tmp_path: Path) -> None:
+def test_owners_continue_beside_sparkis_compact(tmp_path: Path) -> None:
     root = tmp_path / "log"
     writer = LogWriter(root, "job", [STATE], "q")
     owners = [
@@ -356,7 +356,7 @@ def test_owners_of_all_or_no_slots_ignore_marks(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("marked_at_five")
-def test_silent_process_is_ended_and_applier_goes_on(
+def test_silent_process_is_ended_and_applier_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compactor_module, "OPEN_TIMEOUT_S", 0.01)

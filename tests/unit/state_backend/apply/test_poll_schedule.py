@@ -62,7 +62,7 @@ def test_job_committing_at_poll_interval_is_not_found_late_for_ever() -> None:
     assert max(late) < 3 * SHORTEST_S
 
 
-def test_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
+def test_regular_job_is_polled_a_few_times_for_each_epoch() -> None:
     chance = random.Random(1)
     job = Job(lambda: chance.uniform(9.9, 10.1))
     job.follow(20)
@@ -70,7 +70,7 @@ def test_regular_job_is_looked_at_a_few_times_for_each_epoch() -> None:
     assert looks < 20 * 100
 
 
-def test_job_that_announces_its_epochs_is_rarely_looked_at() -> None:
+def test_job_that_announces_its_epochs_is_rarely_polled() -> None:
     job = Job(lambda: 10.0)
     job.follow(GAPS_MIN + 1, announced=True)
     late, looks = job.follow(100, announced=True)
@@ -84,7 +84,7 @@ def test_lost_announcement_delays_epoch_by_one_gap() -> None:
     assert late[0] <= 2.0 + SHORTEST_S
 
 
-def test_idle_job_is_looked_at_rarely() -> None:
+def test_idle_job_is_polled_rarely() -> None:
     job = Job(lambda: 1.0)
     job.follow(20)
     job._gap_s = lambda: 86_400.0

@@ -84,7 +84,7 @@ def as_new(changes: list[Change]) -> list[Change]:
     return ordered([each._replace(key=b"new:" + each.key[4:]) if each.key[:4] == b"old:" else each for each in changes])
 
 
-def test_all_of_jobs_state_has_new_keys_and_old_name_is_gone(tmp_path: Path) -> None:
+def test_renamed_job_has_new_keys_only(tmp_path: Path) -> None:
     old_job(tmp_path)
     before = content(tmp_path, "old")
     assert "job old is now new" in rename(tmp_path, "old", "new")
@@ -107,7 +107,7 @@ def test_large_state_is_in_bounded_files_and_no_key_in_two(tmp_path: Path, monke
     assert content(tmp_path, "new") == as_new(before)
 
 
-def test_query_goes_on_under_new_name_and_replay_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_continues_under_new_name_and_replay_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old_job(tmp_path)
     rename(tmp_path, "old", "new")
     writer = silent_writer(tmp_path, "new", STATES, "q")
@@ -150,14 +150,14 @@ def test_renamed_job_is_incomplete_like_old_job(tmp_path: Path) -> None:
     assert ChangeLog(tmp_path).job("late").description("p.4").incomplete == ("facts",)
 
 
-def test_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
+def test_dropped_state_that_is_not_yet_emptied_is_not_continued(tmp_path: Path) -> None:
     old_job(tmp_path)
     silent_writer(tmp_path, "old", STATES[1:], "q")
     rename(tmp_path, "old", "new")
     assert {change.state for change in content(tmp_path, "new")} == {"facts", "hours", "trail", "planes"}
 
 
-def test_crash_at_any_write_leaves_whole_job_and_command_goes_on(tmp_path: Path) -> None:
+def test_crash_at_any_write_leaves_whole_job_and_command_continues(tmp_path: Path) -> None:
     for allowed in range(100):
         root = tmp_path / str(allowed)
         old_job(root)

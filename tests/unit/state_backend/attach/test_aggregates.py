@@ -84,7 +84,7 @@ def test_bytes_need_type_of_their_values():
         found.evaluate([pa.nulls(0, pa.binary())])
 
 
-def test_evident_functions_need_no_name_and_others_have_hint():
+def test_evident_functions_need_no_name():
     assert {
         name: each.first for name, each in results_of(fields("max first valueSet sum isEmpty"), None, ()).items()
     } == {

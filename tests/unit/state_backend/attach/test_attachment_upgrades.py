@@ -51,7 +51,7 @@ class UpgradedCheckpoint(GrowingCheckpoint):
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["runs", "restarts"])
 @pytest.mark.parametrize(("version", "job"), UPGRADES, ids=["-".join(each) for each in UPGRADES])
-def test_attachment_goes_on_across_upgrade(version: str, job: str, restarts: bool, tmp_path: Path):
+def test_attachment_continues_across_upgrade(version: str, job: str, restarts: bool, tmp_path: Path):
     growing = UpgradedCheckpoint(version, job, tmp_path)
     log = tmp_path / "log"
     growing.commit(0)

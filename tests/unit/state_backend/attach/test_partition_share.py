@@ -104,7 +104,7 @@ def follow(job: str, folder: Path, readers: Readers) -> list[int]:
 
 @pytest.mark.parametrize("job", EACH_JOB)
 @pytest.mark.usefixtures("read_after_commit")
-def test_epochs_have_records_of_feed_that_one_process_reads(job: str, tmp_path: Path, request: pytest.FixtureRequest):
+def test_epochs_equal_those_that_one_process_reads(job: str, tmp_path: Path, request: pytest.FixtureRequest):
     one, several = Readers(), Readers()
     batches = follow(job, tmp_path / "one", one)
     request.getfixturevalue("in_processes")

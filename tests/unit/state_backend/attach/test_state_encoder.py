@@ -84,7 +84,7 @@ def test_row_with_null_or_separator_in_its_key_is_left_out_and_counted() -> None
 
 
 @pytest.mark.parametrize("separator", ["|", "::"])
-def test_another_separator_makes_such_a_key_readable(separator: str) -> None:
+def test_another_separator_makes_key_readable(separator: str) -> None:
     state = replace(AGGREGATION, key=pa.struct({"a": pa.string(), "b": pa.string()}))
     found = encoded(state, {"a": "x:y", "b": "z"}, separator=separator)
     assert found.column("key").to_pylist() == [b"j:aggregation:x:y" + separator.encode() + b"z"]
@@ -109,7 +109,7 @@ def test_null_elements_are_left_out_of_list_that_is_replaced_or_grows() -> None:
     assert keys_of({"place": {}, "side": None}, columns=column, value="count") == [b"j:aggregation:{}:none"]
 
 
-def test_several_columns_of_maps_own_key_are_json_object_or_parts_of_both() -> None:
+def test_key_of_map_with_several_columns_is_json_or_split() -> None:
     pair = {"key": {"user": "ann"}, "userKey": {"day": date(2026, 1, 2), "n": 3}}
     row = encoded(MAP, pair)
     assert (row["key"].to_pylist(), row["field"].to_pylist()) == ([b"j:m:ann"], [b'{"day":"2026-01-02","n":3}'])

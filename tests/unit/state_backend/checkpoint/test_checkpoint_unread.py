@@ -190,7 +190,7 @@ def test_attachment_without_state_that_can_be_read_is_refused(folder: Path, tmp_
         attach_files(str(folder), job=JOB, log=str(tmp_path / "log"))
 
 
-def test_variable_of_unknown_kind_leaves_others(tmp_path: Path) -> None:
+def test_variable_of_unknown_kind_is_left_out(tmp_path: Path) -> None:
     folder = unpack(NEWEST, "transform", tmp_path)
     for path in (folder / "state/0/_metadata/v2").iterdir():
         replace_text(path, "MapState", "SetState")

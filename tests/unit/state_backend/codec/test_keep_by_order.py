@@ -34,7 +34,7 @@ def test_list_has_same_elements_in_any_order_of_arrival(by: str, kept: list[byte
         assert current.elements == current.orders == kept
 
 
-def test_list_whose_maximum_length_was_lowered_is_cut_by_its_next_row() -> None:
+def test_list_with_lowered_maximum_length_is_cut_by_next_row() -> None:
     order = row_order_of(state(kind="list", length_max=2, last_by="t"))
     assert order is not None
     current = OrderedList(order, (b"1", b"2", b"3", b"4"))

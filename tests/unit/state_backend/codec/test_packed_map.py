@@ -8,13 +8,13 @@ from state_backend.codec import packed_map
 from state_backend.model.errors import ChangeError
 
 
-def test_value_that_looks_like_field_is_not_found_as_one() -> None:
+def test_value_is_not_found_as_field() -> None:
     inner = b"$1\r\nb\r\n"
     packed = packed_map.pack([(b"a", inner + inner), (b"c", b"b"), (b"d", b"x\r\n$1\r\nb\r\n$1\r\ny\r\n")])
     assert packed_map.find(packed, b"b") is None
 
 
-def test_field_behind_value_that_looks_like_it_is_found() -> None:
+def test_field_after_value_with_its_name_is_found() -> None:
     packed = packed_map.pack([(b"a", b"$1\r\nb\r\n"), (b"c", b"b"), (b"b", b"right")])
     assert packed_map.find(packed, b"b") == b"right"
     assert packed_map.find(packed, b"c") == b"b"

@@ -212,7 +212,7 @@ def test_two_rows_of_one_key_are_refused_by_name(cut: int):
         changes(VALUES, batch.slice(0, cut), batch.slice(cut))
 
 
-def test_two_rows_of_one_key_and_field_are_refused_and_two_fields_are_not():
+def test_two_rows_of_one_key_and_field_are_refused():
     assert len(changes(FIELDS, rows(k0=["a", "a"], f=["x", "y"], v0=["1", "2"]))) == 2
     with pytest.raises(RowError, match="several rows for the key"):
         changes(FIELDS, rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]))
@@ -308,7 +308,7 @@ def test_runs_have_schema_of_log_and_are_sorted_by_position():
     assert run.num_rows == 1000
 
 
-def test_no_run_has_more_rows_than_run_may_have():
+def test_runs_are_within_row_limit():
     keys = [f"{i:07d}" for i in range(RUN_ROWS_MAX * 2 + 5)]
     one_batch = rows(k0=keys, v0=["v"] * len(keys))
     for batches in ([one_batch], [one_batch.slice(at, 10_000) for at in range(0, len(keys), 10_000)]):
@@ -317,7 +317,7 @@ def test_no_run_has_more_rows_than_run_may_have():
         assert sum(run.num_rows for run in runs) == len(keys)
 
 
-def test_no_run_has_more_bytes_than_run_may_have_unless_it_is_one_row():
+def test_runs_of_several_rows_are_within_byte_limit():
     sizes = [1000] * 40 + [RUN_BYTES_MAX // 3] * 5 + [RUN_BYTES_MAX + 1]
     batch = rows(k0=[f"{i:03d}" for i in range(len(sizes))], v0=["v" * size for size in sizes])
     runs = list(encode([VALUES], [batch], [0]))
@@ -325,7 +325,7 @@ def test_no_run_has_more_bytes_than_run_may_have_unless_it_is_one_row():
     assert sum(run.num_rows for run in runs) == len(sizes)
 
 
-def test_digest_does_not_depend_on_order_of_rows_or_on_how_they_are_cut():
+def test_digest_is_independent_of_order_and_chunks_of_rows():
     hashes = np.array([2**63 - 1, -(2**63), 5, -1], np.int64)
     keys = ["a", "b", "c", "d"]
     forward, backward = [0], [0]
@@ -411,7 +411,7 @@ def test_timestamp_without_fraction_is_written_without(instant: datetime, expect
         (10**15 * 280, "+10842-11-05T17:46:40"),
     ],
 )
-def test_timestamp_may_lie_as_far_away_as_spark_counts(micros: int, expected: str):
+def test_timestamps_of_sparks_whole_range_are_written(micros: int, expected: str):
     near = 1372932000 * 10**6
     for others, texts in (([near], ["2013-07-04T10:00:00"]), ([near + 1], ["2013-07-04T10:00:00.000001"])):
         column = pa.array([micros, None, *others], pa.timestamp("us"))

@@ -63,7 +63,7 @@ def test_keys_that_differ_are_shown(log: Path, capsys: pytest.CaptureFixture[str
     assert "has no state 'none'; states: temp" in capsys.readouterr().err
 
 
-def test_key_of_bytes_differs_from_text_that_looks_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_key_of_bytes_differs_from_text_of_equal_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = (b"job:temp:k\xff", b"job:temp:k\\xff")
     write_log(tmp_path, "job", [STATE], [], [put_value("temp", key, b"1") for key in keys])
     assert main(["diff", "job", "0", "1", "--log", str(tmp_path), "--json"]) == 0

@@ -45,7 +45,7 @@ def test_stretches_between_snapshots_are_joined(log: JobLog) -> None:
     assert [each.epoch for each in history_of(log, KEY, 2, moment_of(log, AsOf(4)))] == [4, 3]
 
 
-def test_epochs_before_values_that_are_asked_for_are_not_read(log: JobLog, tmp_path: Path) -> None:
+def test_epochs_before_requested_values_are_not_read(log: JobLog, tmp_path: Path) -> None:
     (epoch,) = tmp_path.glob("job/*/epochs/1.json")
     epoch.write_bytes(b"damaged")
     assert epochs(log, 3) == [5, 4, 3]

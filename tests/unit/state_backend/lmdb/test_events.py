@@ -250,7 +250,7 @@ def test_keys_that_replaced_state_no_longer_has_are_deleted(recorded: Recorded) 
     assert sorted(recorded.events()) == [(b"gone", "DELETED"), (b"k", "SET")]
 
 
-def test_key_that_goes_to_another_replaced_state_is_deleted_and_new(recorded: Recorded) -> None:
+def test_key_that_moves_to_another_replaced_state_is_deleted_and_new(recorded: Recorded) -> None:
     recorded.apply([put(b"1")])
     recorded.events()
     both = frozenset({"temp", "city"})

@@ -110,7 +110,7 @@ def test_field_that_is_deleted_or_put_has_no_order(tmp_path: Path) -> None:
     store.close()
 
 
-def test_order_of_field_goes_when_field_has_expired(tmp_path: Path) -> None:
+def test_order_of_expired_field_is_removed(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     changes = [row("fields", 500, b"v", b"f%d" % at)._replace(expire_at_ms=3_000 + at) for at in range(3)]
     apply(store, 0, changes)

@@ -107,7 +107,7 @@ def test_value_of_64_mib_and_field_of_any_name_can_be_stored(tmp_path: Path) -> 
 # Folders and readers --------------------------------------------------------------------------------------------------
 
 
-def test_reader_of_folder_that_is_not_there_yet_gets_error_of_ours(tmp_path: Path) -> None:
+def test_reader_of_missing_folder_gets_sparkis_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nothing"):
         LmdbStore(tmp_path / "nothing", "g", is_reader=True)
 
@@ -121,7 +121,7 @@ def test_reader_of_folder_without_tables_may_try_again(tmp_path: Path) -> None:
     LmdbStore(tmp_path, "g", is_reader=True).close()
 
 
-def test_error_of_lmdb_is_one_of_ours(tmp_path: Path) -> None:
+def test_error_of_lmdb_is_store_error(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.close()
     for use in (store.clear_stale_readers, store.verify, store.used_bytes, store.begin):
@@ -162,7 +162,7 @@ def test_reader_keeps_its_store_when_folder_is_made_anew(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mark", ["", "1 another boot", None])
-def test_store_from_before_last_boot_is_thrown_away(tmp_path: Path, mark: str | None) -> None:
+def test_store_from_before_last_boot_is_discarded(tmp_path: Path, mark: str | None) -> None:
     store = LmdbStore(tmp_path / "store", "g")
     store.apply(epoch_of(0, [put(b"k")]), STATES)
     store.close()
@@ -224,7 +224,7 @@ def test_full_map_is_error_and_last_whole_epoch_stays(tmp_path: Path) -> None:
     store.close()
 
 
-def test_full_disk_is_error_and_store_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_error_and_store_continues_when_there_is_room(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: LMDB's write fails in the same place."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     store = LmdbStore(tmp_path, "g")

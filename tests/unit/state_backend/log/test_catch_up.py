@@ -99,7 +99,7 @@ def test_query_without_input_has_caught_up(root: Path, writer: LogWriter, caplog
     assert stored["reason"] == "no input is waiting"
 
 
-def test_query_that_does_not_catch_up_in_time_is_shown_as_it_is(
+def test_query_that_does_not_catch_up_in_time_is_shown(
     root: Path, writer: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = Query(writer, 2.5)
@@ -150,7 +150,9 @@ def test_state_promoted_by_hand_is_not_announced_again(
     assert announced(caplog) == []
 
 
-def test_query_that_goes_on_with_its_checkpoint_is_not_held_back(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_that_continues_with_its_checkpoint_is_not_held_back(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with LogWriter(root, "job", [STATE], "old", holds_back=True) as writer:
         catch_up = CatchUp(writer, 0, lambda _: True)
         catch_up.check()

@@ -283,7 +283,7 @@ def test_empty_root_has_no_job(tmp_path: Path) -> None:
 # Writers ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_writer_takes_next_term_and_goes_on_with_chain(tmp_path: Path) -> None:
+def test_each_writer_takes_next_term_and_continues_with_chain(tmp_path: Path) -> None:
     for number in range(3):
         writer = writer_of(tmp_path)
         assert writer.publish([put(b"%d" % number)]) == number
@@ -448,7 +448,7 @@ def test_description_names_source_of_states(tmp_path: Path) -> None:
     assert (described.source, described.version) == (source, 1)
 
 
-def test_crash_in_rewind_leaves_chain_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
+def test_crash_in_rewind_leaves_old_or_new_chain(tmp_path: Path) -> None:
     whole = [[put(b"%d" % number, b"x" * 100_000)] for number in range(6)]
     for allowed in range(100):
         root = tmp_path / str(allowed)
@@ -676,7 +676,7 @@ def test_failed_task_leaves_no_change_file(tmp_path: Path) -> None:
     assert list((tmp_path / "job" / "q1.1" / "changes").iterdir()) == []
 
 
-def test_new_jobs_begin_in_root_and_in_folders_without_anything_else(tmp_path: Path) -> None:
+def test_new_jobs_begin_in_root_and_in_empty_folders(tmp_path: Path) -> None:
     class Guarded(LocalFilesystem):
         def names(self, path: str) -> list[str]:
             if path == "lost+found":

@@ -42,7 +42,7 @@ EPOCH = Epoch(
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, Epoch(epoch=0, term=1, previous=None, clock_ms=1)])
-def test_epoch_comes_back_as_it_was_written(epoch: Epoch) -> None:
+def test_epoch_round_trips(epoch: Epoch) -> None:
     assert Epoch.from_bytes(epoch.to_bytes(), "7.json") == epoch
 
 

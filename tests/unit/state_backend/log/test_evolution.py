@@ -185,7 +185,7 @@ def test_states_of_query_that_has_no_epoch_yet_may_be_added(tmp_path: Path) -> N
     assert late(tmp_path) == ()
 
 
-def test_state_that_comes_back_is_as_one_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_returning_state_equals_added_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path, state(), state("t", value="w")).publish([Change("t", Op.PUT, b"job:t:a", None, b"1")])
     begin(tmp_path, state()).publish([])
     assert "the state 't' is left out, and its keys are removed" in caplog.text

@@ -42,7 +42,7 @@ def test_each_epoch_has_later_millisecond_although_clock_stands_still_or_goes_ba
         assert put(writer, "a", clock_ms=CLOCK_MS + 50).after == FeedId(CLOCK_MS + 1, 1), "an empty epoch has no entry"
 
 
-def test_mark_comes_back_as_it_was_written_and_older_epoch_has_none() -> None:
+def test_mark_round_trips_and_older_epoch_has_none() -> None:
     mark = FeedMark(CLOCK_MS, FeedId(5, 6), 7, 8, "rewind")
     epoch = Epoch(1, 1, None, CLOCK_MS, feed=mark)
     assert Epoch.from_bytes(epoch.to_bytes(), "") == epoch

@@ -106,7 +106,7 @@ def test_another_query_does_not_take_living_writers_job(
     assert living.publish([put(b"2")]) == 1
 
 
-def test_pause_during_first_look_does_not_free_living_writers_job(tmp_path: Path, clock: Clock) -> None:
+def test_pause_during_first_poll_does_not_free_job_of_living_writer(tmp_path: Path, clock: Clock) -> None:
     class Paused(Beating):
         def read(self, path: str) -> bytes | None:
             if path.startswith("job/heartbeats/") and not clock.now_s:
@@ -143,13 +143,13 @@ def test_job_of_ended_query_is_free_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nobody_waits")
-def test_job_whose_state_is_final_is_free_at_once(tmp_path: Path) -> None:
+def test_job_with_final_state_is_free_at_once(tmp_path: Path) -> None:
     writer_of(Beating(tmp_path)).mark_final()
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
 @pytest.mark.parametrize("has_beaten", [True, False])
-def test_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
+def test_job_of_silent_writer_is_free_after_three_heartbeats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
     silent = writer_of(Beating(tmp_path))
     if has_beaten:
         silent.send_heartbeat()
@@ -222,7 +222,7 @@ def test_refused_start_fences_no_writer(tmp_path: Path) -> None:
     assert writer.publish([put(b"2")]) == 1
 
 
-def test_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: Path) -> None:
+def test_claim_of_dead_writer_is_void(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([put(b"1")])
     terms = Terms(LocalFilesystem(tmp_path), "job")
     died = claim(terms, new_candidate("other"))
@@ -285,7 +285,7 @@ def test_new_reader_reads_no_terms_but_newest(tmp_path: Path) -> None:
     assert set(looked) == {"other/terms/1.json"}
 
 
-def test_reader_finds_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
+def test_reader_finds_next_term_in_one_file(tmp_path: Path) -> None:
     filesystem = Watched(tmp_path)
     looked = filesystem.looked
     writer_of(tmp_path)

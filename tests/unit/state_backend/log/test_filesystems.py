@@ -137,7 +137,7 @@ def test_folders_are_made_at_any_depth_and_listed(filesystem: Filesystem) -> Non
     assert filesystem.folders("a/b/nothing") == []
 
 
-def test_files_and_folders_are_removed_and_may_be_gone_already(filesystem: Filesystem) -> None:
+def test_files_and_folders_are_removed_even_if_missing(filesystem: Filesystem) -> None:
     filesystem.make_folder("a/b")
     filesystem.create("a/b/x", b"")
     filesystem.remove("a/b/x")
@@ -344,7 +344,7 @@ def no_link(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as vfat answers
 
 
-def test_folder_without_hard_links_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_hard_links_works_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", no_link)
     check_writable(tmp_path)
     assert everything_in(tmp_path) == []
@@ -400,7 +400,7 @@ def test_size_of_file_is_known(filesystem: Filesystem) -> None:
     assert (filesystem.size("a"), filesystem.size("empty"), filesystem.size("nothing")) == (4, 0, None)
 
 
-def test_copy_stays_when_first_name_goes(filesystem: Filesystem) -> None:
+def test_copy_survives_removal_of_first_name(filesystem: Filesystem) -> None:
     filesystem.make_folder("b")
     filesystem.create("a", b"one")
     assert filesystem.copy("a", "b/c")

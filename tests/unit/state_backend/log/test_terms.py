@@ -10,7 +10,7 @@ from state_backend.model.descriptor import StateDescriptor
 STATE, DROPPED = StateDescriptor("s", key="k", value="v"), StateDescriptor("d", key="k", field="f", value="v")
 
 
-def test_description_comes_back_as_it_was_written() -> None:
+def test_description_round_trips() -> None:
     whole = Description("job", "q", (STATE,), 3, (DROPPED,), {"states": {}}, ("s",), "before")
     assert all(getattr(whole, field.name) for field in fields(whole))
     assert Description.from_json(whole.to_json()) == whole

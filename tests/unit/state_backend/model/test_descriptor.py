@@ -51,7 +51,7 @@ def test_key_format_is_completed_once_for_its_job() -> None:
         StateDescriptor("s", "k", "v", encoding=Encoding.BINARY, columns={"k": "string", "v": "binary"}).for_job("j"),
     ],
 )
-def test_descriptor_comes_back_from_json(state: StateDescriptor) -> None:
+def test_descriptor_round_trips_through_json(state: StateDescriptor) -> None:
     assert StateDescriptor.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 

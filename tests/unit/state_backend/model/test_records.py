@@ -10,7 +10,7 @@ from state_backend.model.records import Change, Op, changes_in, runs_of, schema
 from state_backend.model.slots import hash_position
 
 
-def test_changes_come_back_as_they_were() -> None:
+def test_changes_round_trip() -> None:
     given = [
         Change("temp", Op.PUT, b"", None, b"", 1),
         Change("city", Op.PUT, b"\xff\x00", b"", b"\xfe"),

@@ -82,7 +82,7 @@ def test_place_of_map_is_believed_only_as_file_has_it(folder: Path, number: int)
 
 
 @pytest.mark.parametrize("number", [64, 1 << 10, (1 << 18) - 1])
-def test_pages_behind_map_are_none_though_file_has_them(folder: Path, number: int) -> None:
+def test_pages_beyond_map_are_not_read(folder: Path, number: int) -> None:
     place, root = page_with(folder, b"blocks"), page_with(folder, b"name19")
     content = (folder / "data.mdb").read_bytes()
     with (folder / "data.mdb").open("ab") as file:

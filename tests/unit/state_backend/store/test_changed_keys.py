@@ -20,7 +20,7 @@ def test_keys_come_back_in_their_order(keys: list[bytes]) -> None:
     assert unpack(packed(*keys)) == keys
 
 
-def test_key_that_changed_twice_comes_back_once() -> None:
+def test_key_that_changed_twice_is_listed_once() -> None:
     assert unpack(packed(b"a", b"b", b"a")) == [b"a", b"b"]
 
 

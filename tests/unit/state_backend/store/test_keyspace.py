@@ -38,14 +38,14 @@ def drawn_from(view: KeyspaceView) -> bytes | None:
     return next(filter(None, view.random_keys()), None)
 
 
-def test_key_of_default_format_is_asked_of_its_job() -> None:
+def test_key_of_default_format_is_looked_up_in_its_job() -> None:
     view = keyspace_of(job_of("a", [b"a:s:1"]), job_of("b", [b"b:s:1"])).view(NOW_MS)
     assert view.at(b"a:s:1").value(b"a:s:1") == b"a"
     assert view.at(b"b:s:1").value(b"b:s:1") == b"b"
     assert view.at(b"c:s:1").value(b"c:s:1") is None
 
 
-def test_key_of_custom_format_is_asked_of_job_that_makes_it() -> None:
+def test_key_of_custom_format_is_looked_up_in_its_job() -> None:
     view = keyspace_of(
         job_of("a", [b"plane/\n1"], "plane/<k>"),
         job_of("b", [b"x1.end"], "x<k>.end"),
@@ -62,7 +62,7 @@ def test_key_of_no_job_reads_as_missing(key: bytes) -> None:
     assert view.at(key).value(key) is None
 
 
-def test_single_job_is_asked_for_every_key() -> None:
+def test_single_job_is_looked_up_for_every_key() -> None:
     view = keyspace_of(job_of("a", [b"", b"\xff\xfe", b"other:s:1"], "<k>")).view(NOW_MS)
     assert [view.at(key).value(key) for key in (b"", b"\xff\xfe", b"other:s:1")] == [b"a"] * 3
 
@@ -87,7 +87,7 @@ def test_job_takes_its_own_place_in_new_generation() -> None:
     assert view.at(b"a:s:1").value(b"a:s:1") is None
 
 
-def test_removed_job_is_gone_from_next_renewal_on() -> None:
+def test_removed_job_is_missing_from_next_renewal_on() -> None:
     keyspace = keyspace_of(job_of("a", [b"a:s:1"]), job_of("b", [b"b:s:1"]))
     view = keyspace.view(NOW_MS)
     keyspace.remove("a")

@@ -67,7 +67,7 @@ def test_search_ends_after_bounded_number_of_steps() -> None:
     assert nodes.steps == 2 * STEPS_MAX
 
 
-def test_search_asks_for_formats_keys_only() -> None:
+def test_search_requests_keys_of_format_only() -> None:
     nodes = Nodes([[]])
     ownership = Ownership()
     KeyConflictScans(ownership, nodes, lambda then: then()).add([NewFormat("j", "s", "a*[<x>]")])

@@ -81,7 +81,7 @@ def test_first_rules_are_valid_and_change_nothing() -> None:
     assert {rule.keys.text for rule in rules} == {row.keys for row in rows if row.state is not None and row.count}
 
 
-def test_narrow_rule_comes_before_wide_one_and_equal_ones_are_one() -> None:
+def test_narrow_rule_precedes_wide_one_and_equal_rules_are_joined() -> None:
     wide, narrow = (
         AnalyzedKeys("a:<x>", Owner.STATE, WIDE, count=1),
         AnalyzedKeys("a:<x>:b", Owner.STATE, APDEX, count=1),

@@ -337,7 +337,7 @@ def test_any_cached_key_may_change_by_long_write_of_several_keys(name: bytes, ch
     assert route is not None and route.changed == changed and not route.cache_s
 
 
-def test_read_of_fields_of_states_waits_for_no_changes_of_exactly_cached_keys() -> None:
+def test_read_of_states_fields_does_not_wait_for_exactly_cached_keys() -> None:
     made = Ownership()
     field = '[[rule]]\nkeys = "fact/<n>/<m>"\nowner = "state"\nstate_key = "job:facts:<n>"\nfield = "<m>"\n'
     made.take_rules(parse_rules(f'{field}[[rule]]\nkeys = "page:<n>"\nowner = "upstream"\ncache = "tracking"\n', ""))

@@ -64,7 +64,7 @@ def test_other_write_is_refused_by_rule_that_drops_plain_set(line: str) -> None:
     )
 
 
-def test_mset_goes_to_upstream_without_dropped_keys() -> None:
+def test_mset_is_sent_upstream_without_dropped_keys() -> None:
     made = route("MSET a 1 drop:1 2 b 3 drop:2 4 pass:1 5")
     assert made.destination is Destination.UPSTREAM and made.request == [
         b"MSET",
@@ -78,7 +78,7 @@ def test_mset_goes_to_upstream_without_dropped_keys() -> None:
 
 
 @pytest.mark.parametrize("line", ["MSET a 1 drop:1 2 keep:1 3", "DEL a pass:1 keep:1", "MSET keep:1 1 drop:1 2"])
-def test_one_key_whose_writes_are_refused_refuses_request(line: str) -> None:
+def test_one_refused_key_refuses_request(line: str) -> None:
     with pytest.raises(GenericError, match=r"^key 'keep:1' is the states', by the rule 'keep:<x>'$"):
         route(line)
 

@@ -49,7 +49,7 @@ def names(rules: FieldRules, reply: RawReply) -> list[bytes]:
             return [each.name for field in end.value for each in rules.names(named.key, named.rules, field)]
 
 
-def test_single_fields_are_looked_for_without_others() -> None:
+def test_single_fields_are_read_without_others() -> None:
     assert FEW.of_hash(b"golden:7", lambda start, is_whole: start == b"dash/7/score" and is_whole) == (
         NamedHash(b"golden:7", RULES[1:2])
     )

@@ -48,7 +48,7 @@ def test_keys_of_states_are_added_up_by_name() -> None:
     assert (found["state_names"], found["state_keys"]) == (["s", "t"], [4, None])
 
 
-def test_bytes_of_states_are_those_of_server_that_knows_them() -> None:
+def test_bytes_of_states_are_taken_from_server_that_reports_them() -> None:
     """Each server reports all slots; one may know an older snapshot, or none."""
     names = {"state_names": ["s", "t"], "state_keys": [1, 1]}
     rows = [row(**names, state_bytes=[None, None]), row(**names, state_bytes=[70, 0])]
@@ -78,7 +78,7 @@ def test_source_lag_is_that_of_server_furthest_behind() -> None:
         assert "source_lag_records" not in found
 
 
-def test_record_delay_is_longest_that_server_knows() -> None:
+def test_record_delay_is_longest_that_server_measured() -> None:
     def knowing(p50_ms: int | None, p99_ms: int | None) -> dict[str, Any]:
         return row(job="j", record_delay_p50_ms=p50_ms, record_delay_p99_ms=p99_ms)
 
