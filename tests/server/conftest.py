@@ -116,10 +116,9 @@ class Peer:
                 data += some
         return data
 
-    @property
-    def is_closed(self) -> bool:
-        """Wait until the server closes, and tell whether it sent anything before."""
-        return self.read_all() == b""
+    def expect_close(self) -> None:
+        """Wait until the server closes, which sends nothing before."""
+        assert self.read_all() == b""
 
 
 class OtherProcesses:
@@ -128,7 +127,7 @@ class OtherProcesses:
     def __init__(self, callbacks: list[Callable[[list[Any]], None]]) -> None:
         self._callbacks = callbacks
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self._callbacks.append(then)
 
 

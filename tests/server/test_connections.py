@@ -174,7 +174,7 @@ def test_broken_request_is_answered_after_those_before_it_and_closed(serve: Call
 def test_connection_of_browser_is_closed_without_reply(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(b"POST / HTTP/1.1\r\nHost: here\r\n\r\n")
-    assert peer.is_closed
+    peer.expect_close()
 
 
 def test_too_large_query_is_closed_without_reply(serve: Callable[..., Any]) -> None:
@@ -217,7 +217,7 @@ def test_idle_client_is_closed_after_its_timeout(serve: Callable[..., Any]) -> N
     server.call(lambda: server.server.sweep(now_ms + 10_000))
     peer.expect_reply(PING, PONG)
     server.call(lambda: server.server.sweep(now_ms + 10_001))
-    assert peer.is_closed
+    peer.expect_close()
 
 
 def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
@@ -225,7 +225,7 @@ def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
     peer = server.connect()
     peer.expect_reply(PING, PONG)
     server.run(server.server.stop())
-    assert peer.is_closed
+    peer.expect_close()
     with pytest.raises(ConnectionRefusedError):
         server.connect()
 

@@ -70,7 +70,7 @@ def test_core_answers_others_again_after_monitor_quits(serve: Callable[..., Any]
     sessions = running.server.context.sessions
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [False, False]
     monitor.expect_reply(b"QUIT\r\n", b"+OK\r\n")
-    assert monitor.is_closed
+    monitor.expect_close()
     other.expect_reply(GET, ONE)
     assert running.call(lambda: [each.can_use_fast_path for each in sessions.values()]) == [True]
 
@@ -93,15 +93,15 @@ class WorkerWithMonitor(OtherProcesses):
     """Another process of the server with a monitor. The callbacks for lines that it was sent wait in `sent_lines`."""
 
     def __init__(self, running: Any) -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.queries: list[tuple[str, Any]] = []
         self.sent_lines: list[Callable[[list[Any]], None]] = []
         super().__init__(self.sent_lines)
         running.call(lambda: setattr(running.server.context, "workers", self))
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        self.asked.append((question, argument))
-        if question == monitors.RELAY_LINES:
-            super().query(question, argument, then)
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        self.queries.append((name, argument))
+        if name == monitors.RELAY_LINES:
+            super().query(name, argument, then)
         else:
             then([1])
 
@@ -111,21 +111,21 @@ def test_monitors_of_other_workers_get_requests(serve: Callable[..., Any]) -> No
     worker = WorkerWithMonitor(running)
     server, peer = running.server.context, running.connect()
     peer.expect_reply(GET, ONE)
-    assert not worker.asked
+    assert not worker.queries
     running.call(lambda: server.table.worker_queries[monitors.ANNOUNCE_MONITORS].respond(server, None))
     peer.expect_reply(GET, ONE)
     peer.expect_reply(GET + GET, ONE + ONE)  # waits: one portion is on its way
     running.call(lambda: None)
-    ((query_name, lines),) = worker.asked
+    ((query_name, lines),) = worker.queries
     assert (query_name, len(lines)) == (monitors.RELAY_LINES, 1)
     line = monitors.MonitorLine.from_json(lines[0])
     assert (line.keys, line.user) == ([b"job:temp:1"], b"default")
     running.call(lambda: worker.sent_lines.pop()([1]))
-    assert [len(lines) for _, lines in worker.asked] == [1, 2]
+    assert [len(lines) for _, lines in worker.queries] == [1, 2]
     running.call(lambda: worker.sent_lines.pop()([0]))
     peer.expect_reply(GET, ONE)
     peer.expect_reply(GET, ONE)
-    assert len(worker.asked) == 2
+    assert len(worker.queries) == 2
     assert running.call(lambda: server.sessions[1].can_use_fast_path)
 
 
@@ -140,7 +140,7 @@ def test_monitors_of_workers_that_would_miss_requests_are_disconnected(
     for _ in range(12):
         peer.expect_reply(GET, ONE)
     running.call(lambda: None)
-    assert monitors.CUT_MONITORS in [query_name for query_name, _ in worker.asked]
+    assert monitors.CUT_MONITORS in [query_name for query_name, _ in worker.queries]
     monitor = running.connect()
     monitor.expect_reply(b"MONITOR\r\n", b"+OK\r\n")
     running.call(lambda: server.table.worker_queries[monitors.CUT_MONITORS].respond(server, None))

@@ -101,7 +101,7 @@ def test_subscriber_behind_kept_events_is_disconnected(running: Any, store: Lmdb
     listener.expect_reply(PSUBSCRIBE, SUBSCRIBED)
     other.expect_reply(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nx\r\n", b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n")
     running.call(lambda: publish(store, 1, KEYS))  # in one transaction, of which the store keeps the end
-    assert listener.is_closed
+    listener.expect_close()
     other.expect_reply(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
 
 

@@ -24,15 +24,15 @@ class Others:
         self.waiting: list[Callable[[list[Any]], None]] = []
         server.server.context.workers = self
 
-    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self.waiting.append(then)
 
     def wait_for(self, count: int) -> None:
-        """Wait until so many questions were asked."""
+        """Wait until the server has sent so many queries."""
         eventually(lambda: self._server.call(lambda: len(self.waiting)), lambda found: found >= count)
 
     def answer(self, *answers: Any) -> None:
-        """Answer the question that was asked first."""
+        """Answer the first query."""
         self.wait_for(1)
         self._server.call(lambda: self.waiting.pop(0)(list(answers)))
 

@@ -115,4 +115,4 @@ def test_bytes_behind_pending_reply_count_against_limit(running: Any) -> None:
         running.call(lambda: server.clients.push(1, frame))
     assert running.call(lambda: running.server.output_bytes(1)) == 3 * len(frame)
     running.call(lambda: server.clients.push(1, frame))
-    assert peer.is_closed
+    peer.expect_close()

@@ -102,7 +102,7 @@ def test_slow_logs_of_several_processes_are_one(connect: Callable[..., Any]) -> 
     client = connect(slowlog_log_slower_than=-1, slowlog_max_len=2)
     client.server.observation.slow_requests.log.add(5_000, 7, [b"A"], "a:1", b"", 2)
     other = [[9, 6_000, 8, ["B"], "b:2", ""], [8, 4_000, 8, ["C"], "b:2", ""]]
-    client.server.workers = SimpleNamespace(query=lambda question, argument, then: then([other]))
+    client.server.workers = SimpleNamespace(query=lambda name, argument, then: then([other]))
     pending = client.pipeline.reply_to(client.call, [b"SLOWLOG", b"GET"])
     assert [row[0] for row in pending.make()] == [9, 0]
 

@@ -29,8 +29,8 @@ from tests.builders import put_value
 STATE = StateDescriptor("s", key="k", value="v")
 
 
-class Beating(LocalFilesystem):
-    """A log whose writers show signs of life often; while somebody looks at one, it may move."""
+class FrequentHeartbeats(LocalFilesystem):
+    """A log whose heartbeats are frequent; one may come while another writer reads it."""
 
     heartbeat_interval_s = 0.05
     writer: LogWriter | None = None
@@ -87,7 +87,7 @@ def test_another_query_does_not_take_living_writers_job(
     tmp_path: Path, other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fencing, "now_ms", lambda: 1_700_000_000_000)
-    log = Beating(tmp_path)
+    log = FrequentHeartbeats(tmp_path)
     living = log.writer = writer_of(log)
     living.publish([put(b"1")])
     with pytest.raises(JobInUseError) as refused:
@@ -107,7 +107,7 @@ def test_another_query_does_not_take_living_writers_job(
 
 
 def test_pause_during_first_poll_does_not_free_job_of_living_writer(tmp_path: Path, clock: Clock) -> None:
-    class Paused(Beating):
+    class Paused(FrequentHeartbeats):
         def read(self, path: str) -> bytes | None:
             if path.startswith("job/heartbeats/") and not clock.now_s:
                 clock.now_s = 10.0
@@ -126,7 +126,7 @@ def test_pause_during_first_poll_does_not_free_job_of_living_writer(tmp_path: Pa
     ids=["same query", "takeover"],
 )
 def test_living_writer_is_replaced(tmp_path: Path, taker: dict[str, Any], epoch: int, error: str) -> None:
-    log = Beating(tmp_path)
+    log = FrequentHeartbeats(tmp_path)
     before = log.writer = writer_of(log)
     before.publish([put(b"1")])
     assert writer_of(log, **taker).publish([put(b"2")]) == epoch
@@ -136,7 +136,7 @@ def test_living_writer_is_replaced(tmp_path: Path, taker: dict[str, Any], epoch:
 
 @pytest.mark.usefixtures("nobody_waits")
 def test_job_of_ended_query_is_free_at_once(tmp_path: Path) -> None:
-    writer = writer_of(Beating(tmp_path))
+    writer = writer_of(FrequentHeartbeats(tmp_path))
     writer.send_heartbeat()
     writer.close()
     writer_of(tmp_path, "other").publish([put(b"2")])
@@ -144,16 +144,16 @@ def test_job_of_ended_query_is_free_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nobody_waits")
 def test_job_with_final_state_is_free_at_once(tmp_path: Path) -> None:
-    writer_of(Beating(tmp_path)).mark_final()
+    writer_of(FrequentHeartbeats(tmp_path)).mark_final()
     writer_of(tmp_path, "other").publish([put(b"2")])
 
 
 @pytest.mark.parametrize("has_beaten", [True, False])
 def test_job_of_silent_writer_is_free_after_three_heartbeats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
-    silent = writer_of(Beating(tmp_path))
+    silent = writer_of(FrequentHeartbeats(tmp_path))
     if has_beaten:
         silent.send_heartbeat()
-    writer_of(Beating(tmp_path), "other").publish([put(b"2")])
+    writer_of(FrequentHeartbeats(tmp_path), "other").publish([put(b"2")])
     assert 0.15 <= clock.now_s < 0.4
     with pytest.raises(FencedWriterError):
         silent.publish([put(b"3")])
