@@ -59,7 +59,7 @@ def publish(store: LmdbStore, changes: list[Change]) -> None:
     apply_epoch(store, [STATE], changes, clock_ms=NOW_MS)
 
 
-def served(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransport], None]) -> None:
+def with_server(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransport], None]) -> None:
     """Have a client talk to a server that shows a store; it has looked at nothing of it before."""
 
     async def run() -> None:
@@ -148,7 +148,7 @@ def test_ranks_scores_and_ranges_are_those_of_members(
                 assert replies == b"".join(map(expected.of, words))
 
         try:
-            served(store, talk)
+            with_server(store, talk)
         finally:
             store.close()
 
@@ -190,5 +190,5 @@ def test_flipped_bit_in_sorted_set_is_error_and_never_another_answer(tmp_path: P
 
         with data.open("r+b") as file:
             file.write(stored.replace(value, flipped))  # with what lies in free pages and is the same
-        served(store, talk)
+        with_server(store, talk)
     store.close()

@@ -218,7 +218,7 @@ def reply_to(words: Sequence[bytes]) -> bytes:
     return b"*%d\r\n%b" % (len(some), b"".join(map(value_of, some)))
 
 
-def parsed(data: bytes) -> list[list[bytes]]:
+def requests_in(data: bytes) -> list[list[bytes]]:
     return [list(each) for each in RequestParser().feed(data)]
 
 
@@ -231,7 +231,7 @@ def test_replies_come_in_order_of_requests(asked: list[tuple[bytes, ...]], cuts:
         sent = connection.asked()
         if not sent:
             continue
-        replies = b"".join(map(reply_to, parsed(sent)))
+        replies = b"".join(map(reply_to, requests_in(sent)))
         (batch,) = connection.batches
         rest, start = b"", 0
         for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
@@ -254,8 +254,8 @@ def test_forwarder_cuts_requests_as_parser_does(asked: list[tuple[bytes, ...]], 
     scene, sink = Scene(), ForwarderSink()
     took = scene.forwarder.forward(sink, as_bytes, 2)
     if took:
-        found = [words for connection in scene.connections for words in parsed(connection.asked())]
-        expected = parsed(as_bytes[:took])
+        found = [words for connection in scene.connections for words in requests_in(connection.asked())]
+        expected = requests_in(as_bytes[:took])
         names = [[each.upper() for each in words[:1]] for words in expected]
         assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
         assert sum(batch.remaining for connection in scene.connections for batch in connection.batches) == len(found)
@@ -401,7 +401,7 @@ def test_client_caching_is_about_next_request(mode: str, word: bytes) -> None:
     assert scene.upstream.asked() == b"".join(sent[3:])
     for connection in scene.newer_connections:
         if asked := connection.asked():
-            connection.batches[0].feed(b"$1\r\ns\r\n" * len(parsed(asked)), 0, NEW)
+            connection.batches[0].feed(b"$1\r\ns\r\n" * len(requests_in(asked)), 0, NEW)
     scene.upstream.batches[0].feed(b"+OK\r\n$1\r\na\r\n$1\r\nb\r\n", 0, NO_EPOCHS)
     value = [b"$1\r\n%b\r\n" % each for each in (b"s", b"s", b"a", b"b")]
     assert sink.replies == [b"".join([OK, *value[:2], OK, *value[2:], OK])]
@@ -502,8 +502,8 @@ def test_first_pattern_of_key_decides() -> None:
     scene.use_upstream({0: [KeyOwner(b"a:b", None), KeyOwner(b"a:*", Owner.STATE)]})
     for key, size in ((b"a:b", 0), (b"a:c", 22), (b"b:c", 22)):
         assert scene.forwarder.forward(ForwarderSink(), pack((b"GET", key)), 2) == size
-    assert parsed(scene.upstream.asked()) == [[b"GET", b"b:c"]]
-    assert parsed(scene.connection_of(b"a:c").asked()) == [[b"GET", b"a:c"]]
+    assert requests_in(scene.upstream.asked()) == [[b"GET", b"b:c"]]
+    assert requests_in(scene.connection_of(b"a:c").asked()) == [[b"GET", b"a:c"]]
 
 
 def test_client_with_dedicated_connection_takes_general_path() -> None:
@@ -549,7 +549,7 @@ def test_cached_replies_keep_order_of_requests(asked: list[tuple[bytes, ...]], h
     assert scene.forwarder.forward(sink, b"".join(map(pack, asked)), 2, database) == len(b"".join(map(pack, forwarded)))
     for connection in (scene.databases[database], *scene.connections):
         replies = b"".join(
-            b"+OK\r\n" if words[0] == b"SET" else reply_to(words) for words in parsed(connection.asked())
+            b"+OK\r\n" if words[0] == b"SET" else reply_to(words) for words in requests_in(connection.asked())
         )
         for batch in connection.batches:
             batch.feed(replies, 0, NO_EPOCHS)
@@ -566,7 +566,7 @@ def test_mget_of_state_keys_in_other_database_is_forwarded() -> None:
     scene.use_upstream({0: [KeyOwner(b"*", Owner.UPSTREAM)]})
     data = pack((b"MGET", b"k", b"k"))
     assert scene.forwarder.forward(sink, data, 2, is_of_states=True) == len(data)
-    assert parsed(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
+    assert requests_in(scene.connection_of(b"k").asked()) == [[b"STATE", b"MGET", b"k", b"k"]]
 
 
 OF_STATES, OF_UPSTREAM = (b"GET", b"j:1"), (b"GET", b"u")
@@ -622,7 +622,7 @@ def test_transaction_over_one_connection_is_sent_as_it_is(
     replies = b""
     for connection, some in zip((scene.upstream, *scene.connections), asked, strict=True):
         for batch in connection.batches:
-            sent = [b"+%b\r\n" % words[0] for words in parsed(some)]
+            sent = [b"+%b\r\n" % words[0] for words in requests_in(some)]
             replies += b"".join(sent)
             assert batch.feed(b"".join(sent), 0, NEW) == len(b"".join(sent))
     assert sorted(b"".join(sink.replies).split(b"\r\n")) == sorted(replies.split(b"\r\n"))

@@ -46,8 +46,8 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
     """Return what a parser makes of bytes; one that works in chunks makes the same."""
-    requests, error = parsed(chunks, is_restricted)
-    others, other_error = parsed(chunks, is_restricted, in_chunks=True)
+    requests, error = parse_all(chunks, is_restricted)
+    others, other_error = parse_all(chunks, is_restricted, in_chunks=True)
     assert requests == others
     assert str(error) == str(other_error)
     return requests, error
@@ -57,7 +57,7 @@ def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Requ
 SMALL_CHUNKS = {"CHUNK_BYTES": 300, "CHUNK_STEPS": 2}
 
 
-def parsed(
+def parse_all(
     chunks: list[bytes], is_restricted: bool, in_chunks: bool = False
 ) -> tuple[list[Request], ProtocolError | None]:
     with patch.multiple("resp_server.protocol.request_parser", **SMALL_CHUNKS):

@@ -112,7 +112,7 @@ class Cluster(Nodes):
 MASTER_AND_REPLICA = ({"slots": "0-16383"}, {"replica_of": "the first"})
 
 
-def started(stack: ExitStack, module: str, *options: str) -> Running:
+def start_program(stack: ExitStack, module: str, *options: str) -> Running:
     """Start one of our processes, which is told the token."""
     command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
     process = subprocess.Popen(

@@ -62,7 +62,7 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def served(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Redis, Path]]:
+def serving(python: Path, folder: Path, *options: str) -> Iterator[tuple[redis.Redis, Path]]:
     """Give a client of `sparkis serve` over a log with one key, and the file with the server's errors."""
     write_log(folder / "log", "job", [value_state("s")], [put_value("s", b"job:s:a", b"1")])
     command = [python, "-m", "sparkis", "serve", "--log", folder / "log", "--store", folder / "store", *options]
@@ -91,7 +91,7 @@ def test_base_install_is_six_packages_beside_this_one() -> None:
 
 
 def test_base_install_serves_log(python: Path, tmp_path: Path) -> None:
-    with served(python, tmp_path) as (client, errors):
+    with serving(python, tmp_path) as (client, errors):
         assert client.get("job:s:a") == b"1"
         assert client.info("server")["multiplexing_api"] == "uvloop"
         assert "uvloop" not in errors.read_text()
@@ -99,7 +99,7 @@ def test_base_install_serves_log(python: Path, tmp_path: Path) -> None:
 
 def test_server_without_uvloop_uses_asyncio_and_warns_once(tmp_path: Path) -> None:
     python = installed(tmp_path / "environment", base_distributions() - {"uvloop"})
-    with served(python, tmp_path, "--workers", "2") as (client, errors):
+    with serving(python, tmp_path, "--workers", "2") as (client, errors):
         assert client.get("job:s:a") == b"1"
         with client.pipeline(transaction=True) as queued:
             assert queued.get("job:s:a").exists("job:s:a", "job:s:b").execute() == [b"1", 1]

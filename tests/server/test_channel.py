@@ -32,7 +32,7 @@ class End:
         await eventually_async(lambda: len(self.taken), lambda taken: taken >= count)
 
 
-def run(body: Callable[[End, End], Awaitable[None]]) -> None:
+def run_with_channels(body: Callable[[End, End], Awaitable[None]]) -> None:
     """Run something with both ends of a line."""
 
     async def with_ends() -> None:
@@ -61,7 +61,7 @@ def test_lines_and_sockets_come_in_order() -> None:
         for mine, _ in pairs:
             mine.close()
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_line_larger_than_socket_buffer_is_received() -> None:
@@ -71,7 +71,7 @@ def test_line_larger_than_socket_buffer_is_received() -> None:
         await other.wait_for(2)
         assert [len(line["text"]) for line, _ in other.taken] == [3_000_000, 5]
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_end_is_reported_once_and_nothing_is_sent_after_it() -> None:
@@ -84,7 +84,7 @@ def test_end_is_reported_once_and_nothing_is_sent_after_it() -> None:
         assert mine.recv(1) == b""
         mine.close()
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_line_that_is_not_understood_does_not_stop_next_one() -> None:
@@ -94,7 +94,7 @@ def test_line_that_is_not_understood_does_not_stop_next_one() -> None:
         await other.wait_for(1)
         assert other.taken == [({"n": 1}, None)]
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch)
             one.channel.send({"text": "x" * 100_000})
         assert one.ended.is_set()
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_blocked_loop_takes_lines_and_runs_nothing_else() -> None:
@@ -120,7 +120,7 @@ def test_blocked_loop_takes_lines_and_runs_nothing_else() -> None:
         await asyncio.sleep(0)
         assert did_more == [1]
 
-    run(body)
+    run_with_channels(body)
 
 
 def test_blocked_loop_ends_after_its_time_or_with_channel() -> None:
@@ -130,4 +130,4 @@ def test_blocked_loop_ends_after_its_time_or_with_channel() -> None:
         assert other.channel.block_until(lambda: False, WAIT_S_MAX)
         assert other.ended.is_set()
 
-    run(body)
+    run_with_channels(body)

@@ -13,7 +13,7 @@ from compat.conformance.wire import requests
 from compat.waiting import eventually
 from tests.server.nodes import HALVES, PATIENT, Nodes
 from tests.server.relay import Relay
-from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, started, wait_for
+from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, start_program, wait_for
 
 TIMEOUT_MS = 1_000
 
@@ -156,13 +156,13 @@ def test_proxy_of_mute_registry_finds_new_servers(tmp_path: Path) -> None:
         log = tmp_path / "log"
         log.mkdir()
         Job(log, "j")
-        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
+        registry = start_program(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
         relay = relay_to(stack, registry.port)
-        proxy = started(stack, *PROXY, "--registry", f"127.0.0.1:{relay.port}")
+        proxy = start_program(stack, *PROXY, "--registry", f"127.0.0.1:{relay.port}")
         eventually(lambda: relay.accepted == 1, awaited="the proxy watches the registry")
         relay.drop()
         options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
-        started(stack, "resp_server.programs.state_server", *options)
+        start_program(stack, "resp_server.programs.state_server", *options)
         eventually(lambda: relay.accepted > 1, awaited="the proxy leaves the silent connection")
         relay.restore()
         wait_for(proxy, KEYS)

@@ -22,7 +22,7 @@ ONE, OTHER = b"job:max:a", b"job:max:b"
 ALL = {"slots": "0-16383"}
 
 
-def begun(server: Running, log: LogWriter, stack: ExitStack) -> Query:
+def begin_query(server: Running, log: LogWriter, stack: ExitStack) -> Query:
     """Open a batch at a server."""
     query = Query(stack.enter_context(server.connect()), log)
     eventually(lambda: query.facts("job").get("stale"), lambda stale: stale == 0, "a heartbeat")
@@ -40,7 +40,7 @@ def test_server_that_starts_again_shows_committed_values_until_batch_is_opened(t
     with ExitStack() as stack:
         log = first_epoch(tmp_path / "log", stack)
         with sparkis_server(tmp_path / "store", tmp_path / "log") as server, ExitStack() as clients:
-            query = begun(server, log, clients)
+            query = begin_query(server, log, clients)
             assert query.rows(1, ("a", 7, 70.5)) == b"OK"
             assert query.connection.call("GET", ONE).plain == b"70.5"
             server.process.kill()
@@ -49,7 +49,7 @@ def test_server_that_starts_again_shows_committed_values_until_batch_is_opened(t
         assert again.connection.call("GET", ONE).plain == b"1.5"
         eventually(lambda: again.facts("job").get("stale"), lambda stale: stale == 0, "a heartbeat")
         assert again.rows(1, ("a", 8, 80.5)).startswith("ERR no batch of job 'job' is open here")
-        again = begun(server, log, stack)
+        again = begin_query(server, log, stack)
         assert again.rows(1, ("a", 8, 80.5)) == b"OK"
         assert again.connection.call("MGET", ONE, OTHER).plain == [b"80.5", b"2.5"]
 
@@ -86,7 +86,7 @@ def test_replica_has_rows_that_it_got_and_answers_for_its_killed_master(tmp_path
         log = first_epoch(nodes.log, stack)
         master, replica = nodes.start(0), nodes.start(1)
         proxy = nodes.start_proxy()
-        queries = [begun(server, log, stack) for server in (master, replica)]
+        queries = [begin_query(server, log, stack) for server in (master, replica)]
         for query in queries:
             assert query.rows(1, ("a", 7, 70.5)) == b"OK"
         at_replica, client = (stack.enter_context(each.connect()) for each in (replica, proxy))
@@ -107,7 +107,7 @@ def test_new_owner_of_slot_shows_rows_that_all_nodes_got(tmp_path: Path) -> None
         log = first_epoch(nodes.log, stack)
         servers = [nodes.start(0), nodes.start(1)]
         proxy = nodes.start_proxy()
-        queries = [begun(server, log, stack) for server in servers]
+        queries = [begin_query(server, log, stack) for server in servers]
         client = stack.enter_context(proxy.connect())
 
         def send(n: int) -> None:
@@ -152,14 +152,14 @@ def test_state_servers_show_rows_that_they_got_for_their_own_slots(tmp_path: Pat
         def shows(query: Query, key: bytes, awaited: bytes) -> None:
             eventually(lambda: query.connection.call("GET", key).plain, lambda found: found.startswith(awaited))
 
-        first = begun(state_server("first"), log, stack)
+        first = begin_query(state_server("first"), log, stack)
         assert first.rows(1, ("a", 7, 7.5), ("b", 7, 7.25)) == b"OK"
         shows(first, OTHER, b"7.25")
         server = state_server("second")  # gets the second half of the slots
         second = Query(stack.enter_context(server.connect()), log)
         shows(second, OTHER, b"2.5")
         shows(first, OTHER, b"MOVED")
-        assert begun(server, log, stack).open(1) == b"OK"
+        assert begin_query(server, log, stack).open(1) == b"OK"
         for query in (first, second):
             assert query.rows(1, ("a", 8, 8.5), ("b", 8, 8.25)) == b"OK"
         shows(second, OTHER, b"8.25")

@@ -31,7 +31,7 @@ from compat.waiting import READ_PAUSE_S, WAIT_S_MAX, eventually
 from state_backend.model.slot_set import SlotSet
 from state_backend.model.slots import SLOTS, slot_of
 from tests.server.nodes import HALVES, PATIENT
-from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, started, tell, wait_for
+from tests.server.replicas import KEYS, MASTER_AND_REPLICA, PROXY, Cluster, Job, start_program, tell, wait_for
 
 LONG_BYTES = 24 << 20
 
@@ -340,21 +340,21 @@ def test_proxy_finds_servers_of_log_and_needs_no_registry_afterwards(tmp_path: P
     log.mkdir()
     job = Job(log, "j")
     with ExitStack() as stack:
-        by_log = started(stack, *PROXY, "--log", str(log))
+        by_log = start_program(stack, *PROXY, "--log", str(log))
         with by_log.connect() as connection:
             for request in (("GET", job.keys[0]), ("DBSIZE",), ("STATE", "LIST", "j")):
                 assert connection.call(*request).raw.startswith(b"-CLUSTERDOWN")
             assert connection.call("STATE", "JOBS").plain == []
-        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
-        by_registry = started(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
+        registry = start_program(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
+        by_registry = start_program(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
         for each in range(2):
             options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / f"store{each}"))
-            started(stack, "resp_server.programs.state_server", *options)
+            start_program(stack, "resp_server.programs.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
         eventually(lambda: _is_settled(log), awaited="the slots are where they are to be")
         registry.process.kill()
-        late = started(stack, *PROXY, "--log", str(log))
+        late = start_program(stack, *PROXY, "--log", str(log))
         wait_for(late, KEYS)
         for proxy in (by_log, by_registry, late):
             with proxy.connect() as connection:
@@ -375,10 +375,12 @@ def test_registry_of_ipv6_is_found_through_log_or_by_its_address(tmp_path: Path)
     log.mkdir()
     Job(log, "j")
     with ExitStack() as stack:
-        registry = started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0", "--bind", "::1")
+        registry = start_program(
+            stack, "resp_server.programs.registry", "--log", str(log), "--port", "0", "--bind", "::1"
+        )
         options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
-        started(stack, "resp_server.programs.state_server", *options)
-        wait_for(started(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
+        start_program(stack, "resp_server.programs.state_server", *options)
+        wait_for(start_program(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
 
 
 def is_ours(host: str) -> bool:

@@ -46,7 +46,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def started(
+def start_server(
     stack: ExitStack, folder: Path, log: Path, authority: Authority, *options: str, workers: int = 1
 ) -> Running:
     """Start a server with these options; it has read its log when it is returned, and ends with the stack."""
@@ -62,7 +62,7 @@ def started(
 def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
     """Start a server with these options that ends with the test."""
     with ExitStack() as stack:
-        yield partial(started, stack, tmp_path, log, authority)
+        yield partial(start_server, stack, tmp_path, log, authority)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, log: Path, authority: Autho
 
         @cache
         def start(*options: str, workers: int = 1) -> Running:
-            return started(stack, tmp_path_factory.mktemp("shared"), log, authority, *options, workers=workers)
+            return start_server(stack, tmp_path_factory.mktemp("shared"), log, authority, *options, workers=workers)
 
         yield start
 

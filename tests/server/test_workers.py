@@ -51,7 +51,7 @@ def log_of_one_epoch(folder: Path) -> Path:
     return folder / "log"
 
 
-def started(stack: ExitStack, folder: Path, log: Path, *options: str, **given: Any) -> Running:
+def start_server(stack: ExitStack, folder: Path, log: Path, *options: str, **given: Any) -> Running:
     """Start a server with two workers, and with further options, that ends with the stack."""
     # Who asks whether it has loaded its log is no client: their numbers are looked at.
     given_all = folder / "store", log, "--workers", str(WORKERS), *options
@@ -71,7 +71,7 @@ def log(tmp_path: Path) -> Path:
 def serve(tmp_path: Path, log: Path) -> Iterator[Callable[..., Running]]:
     """Start a server that ends with the test."""
     with ExitStack() as stack:
-        yield partial(started, stack, tmp_path, log)
+        yield partial(start_server, stack, tmp_path, log)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server for tests that end no process of it and publish nothing."""
     folder = tmp_path_factory.mktemp("shared")
     with ExitStack() as stack:
-        yield started(stack, folder, log_of_one_epoch(folder))
+        yield start_server(stack, folder, log_of_one_epoch(folder))
 
 
 @pytest.fixture
@@ -129,9 +129,9 @@ def test_connections_are_spread_evenly_and_dead_worker_loses_its_own_only(serve:
     first, second = server.workers()
     os.kill(first, signal.SIGKILL)
     assert [is_alive(each) for each in connections].count(True) == 5
-    started = eventually(lambda: server.workers(), lambda pids: len(pids) == 2)
-    assert second in started
-    assert first not in started
+    workers = eventually(lambda: server.workers(), lambda pids: len(pids) == 2)
+    assert second in workers
+    assert first not in workers
 
 
 def test_ids_are_unique_and_grow_over_all_workers(shared: Running, first: Connection, connect: Connect) -> None:

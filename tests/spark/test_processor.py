@@ -265,7 +265,7 @@ def test_changes_by_timer_are_visible_at_their_commit(client: redis.Redis, batch
     rows.add({"k": "a", "n": 7}, {"k": "b", "n": 8})
     processor = sparkis.queryable_processor(Mayfly(), states={"alive": "alive", "gone": "gone"})
     made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "processingTime")
-    query = begun(made, "mayflies", tmp_path / "checkpoint")
+    query = start_query(made, "mayflies", tmp_path / "checkpoint")
     sparkis.attach(query)
     found = eventually(
         lambda: values_of_job(client, "mayflies"), lambda found: len(found) == 2 and "mayflies:gone:a" in found
@@ -299,7 +299,7 @@ def counted(df: DataFrame, step: int, **states: str) -> DataFrame:
     return df.groupBy("k").transformWithState(processor, "k string", "append", "none")
 
 
-def begun(df: DataFrame, name: str, checkpoint: Path) -> StreamingQuery:
+def start_query(df: DataFrame, name: str, checkpoint: Path) -> StreamingQuery:
     """Start a query whose rows nobody takes."""
     writer = df.writeStream.format("noop").outputMode("append").queryName(name)
     return writer.option("checkpointLocation", str(checkpoint)).start()
@@ -391,7 +391,7 @@ def test_attach_finds_declaration_of_unknown_query(spark: SparkSession, client: 
     processor = sparkis.queryable_processor(Counter(1), states={"ones": "count"})
     made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
     checkpoint = tmp_path / "checkpoint"
-    query = begun(made, "elsewhere", checkpoint)
+    query = start_query(made, "elsewhere", checkpoint)
     query.processAllAvailable()
     assert not list(client.scan_iter(match="elsewhere:*"))
     with sparkis.attach(query) as attachment:
@@ -408,7 +408,7 @@ def test_unknown_variable_is_refused_with_known_ones(batches: Make, tmp_path: Pa
     rows.add({"k": "a"})
     for variable in ("last_temp", "$procTimers_keyToTimestamp"):
         made = of_sensors(rows.df, sparkis.queryable_processor(Sensor(), states={"last": variable}))
-        message = failure_of(begun(made, "wrong", tmp_path / "checkpoint"))
+        message = failure_of(start_query(made, "wrong", tmp_path / "checkpoint"))
         assert f"state 'last': the processor Sensor has no variable '{variable}' that can be read" in message
         assert (
             "it has 'lastTemp' (ValueState), 'count' (ValueState), 'recent' (ListState), 'days' (MapState). "
@@ -423,7 +423,7 @@ def test_state_without_change_files_is_read(
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
     spark.conf.unset(CHANGELOG)
-    query = begun(counted(rows.df, 1, first="count"), "nolog", tmp_path / "checkpoint")
+    query = start_query(counted(rows.df, 1, first="count"), "nolog", tmp_path / "checkpoint")
     query.processAllAvailable()
     attachment = sparkis.attach(query)
     assert attachment.wait(timeout_s=WAIT_S_MAX)
@@ -443,7 +443,7 @@ def test_expressions_of_declaration_that_need_spark_are_read_by_spark(
     squares = {"squares": AttachedState(variable="count", columns={"square": "power(n, 2)"})}
     processor = sparkis.queryable_processor(Counter(1), states=squares)
     made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
-    query = begun(made, "squares", tmp_path / "checkpoint")
+    query = start_query(made, "squares", tmp_path / "checkpoint")
     query.processAllAvailable()
     with pytest.raises(DescriptorError, match=r"'power\(n, 2\)'.*use Spark's reader: reader='spark'"):
         sparkis.attach(query)
@@ -459,7 +459,7 @@ def test_two_states_of_one_name_are_refused_and_so_is_query_without_name(batches
     rows.add({"k": "a"})
     checkpoint = tmp_path / "checkpoint"
     made = counted(counted(rows.df, 1, count="count", other="count"), 10, count="count")
-    query = begun(made, "twice", checkpoint)
+    query = start_query(made, "twice", checkpoint)
     message = "its processors declare the state 'count' more than once (they declare count, count, other)"
     assert message in failure_of(query)
     with pytest.raises(DescriptorError, match="declare the state 'count' more than once"):
@@ -468,7 +468,7 @@ def test_two_states_of_one_name_are_refused_and_so_is_query_without_name(batches
     again = counted(counted(rows.df, 1, count="count", other="count"), 10, tens="count")
     unnamed = again.writeStream.format("noop").outputMode("append").option("checkpointLocation", str(checkpoint))
     assert "call .queryName('...') before start()" in failure_of(unnamed.start())
-    query = begun(again, "once", checkpoint)
+    query = start_query(again, "once", checkpoint)
     query.processAllAvailable()
     assert sparkis.attach(query).wait()
 

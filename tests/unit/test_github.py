@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = sorted(path.relative_to(GITHUB).as_posix() for path in GITHUB.glob("**/*.yml"))
 
 
-def parsed(name: str) -> dict[Any, Any]:
+def load(name: str) -> dict[Any, Any]:
     found = yaml.safe_load((GITHUB / name).read_text())
     assert isinstance(found, dict)
     return found
@@ -42,7 +42,7 @@ def test_file_can_be_parsed_and_has_no_key_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("workflows/")])
 def test_workflow_runs_targets_of_make_with_few_rights_and_in_bounded_time(name: str) -> None:
-    workflow = parsed(name)
+    workflow = load(name)
     assert workflow["permissions"] == {"contents": "read"}
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     for job in workflow["jobs"].values():
@@ -54,7 +54,7 @@ def test_workflow_runs_targets_of_make_with_few_rights_and_in_bounded_time(name:
 
 
 def test_matrix_has_versions_that_project_names() -> None:
-    jobs = parsed("workflows/ci.yml")["jobs"]
+    jobs = load("workflows/ci.yml")["jobs"]
     named = [each.rpartition(" ")[2] for each in PROJECT["project"]["classifiers"]]
     assert jobs["test"]["strategy"]["matrix"]["python"] == [each for each in named if re.fullmatch(r"3\.\d+", each)]
     spark = re.search(r"^SPARK_VERSIONS \?= (.*)$", MAKEFILE, re.MULTILINE)
@@ -63,14 +63,14 @@ def test_matrix_has_versions_that_project_names() -> None:
 
 def test_hosted_machines_run_all_that_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    runs = [step.get("run", "") for job in parsed("workflows/ci.yml")["jobs"].values() for step in job["steps"]]
+    runs = [step.get("run", "") for job in load("workflows/ci.yml")["jobs"].values() for step in job["steps"]]
     assert set(re.findall(r"^run ([a-z-]+)", script, re.MULTILINE)) <= set(
         re.findall(r"\bmake ([a-z-]+)", "\n".join(runs))
     )
 
 
 def test_only_tag_publishes_and_without_secret() -> None:
-    workflow = parsed("workflows/release.yml")
+    workflow = load("workflows/release.yml")
     # YAML 1.1 reads `on` as true.
     assert workflow[True] == {"push": {"tags": ["v*"]}}
     rights = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
@@ -81,5 +81,5 @@ def test_only_tag_publishes_and_without_secret() -> None:
 
 def test_links_of_forms_are_projects() -> None:
     urls = PROJECT["project"]["urls"]
-    for each in parsed("ISSUE_TEMPLATE/config.yml")["contact_links"]:
+    for each in load("ISSUE_TEMPLATE/config.yml")["contact_links"]:
         assert each["url"].startswith((urls["Repository"], urls["Documentation"]))

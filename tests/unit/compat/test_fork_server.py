@@ -20,7 +20,7 @@ from tests.builders import put_value, value_state, write_log
 PRINTS_ITS_ENVIRONMENT = "import os, sys; print(os.getcwd(), os.environ.get('A'), os.environ.get('B'), sys.argv)"
 
 
-def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes, int]:
+def run_program(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes, int]:
     """Return what a program prints, and its exit code."""
     process = forked(arguments, environment)
     return process.communicate(given)[0], process.wait()
@@ -29,27 +29,27 @@ def run(*arguments: str, given: bytes = b"", **environment: str) -> tuple[bytes,
 def test_program_has_callers_arguments_environment_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("B", "is not passed")
-    printed, code = run("-c", PRINTS_ITS_ENVIRONMENT, "x", "y z", A="a")
+    printed, code = run_program("-c", PRINTS_ITS_ENVIRONMENT, "x", "y z", A="a")
     assert printed.decode() == f"{tmp_path} a None ['-c', 'x', 'y z']\n" and code == 0
 
 
 def test_module_and_file_are_run_as_main(tmp_path: Path) -> None:
-    assert run("-m", "json.tool", "--compact", given=b"[1, 2]") == (b"[1,2]\n", 0)
+    assert run_program("-m", "json.tool", "--compact", given=b"[1, 2]") == (b"[1,2]\n", 0)
     (file := tmp_path / "program.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    assert run(str(file), "x") == (b"__main__ ['x']\n", 0)
+    assert run_program(str(file), "x") == (b"__main__ ['x']\n", 0)
 
 
 @pytest.mark.parametrize(
     ("ending", "code"), [("pass", 0), ("raise SystemExit", 0), ("raise SystemExit(3)", 3), ("os.abort()", -6)]
 )
 def test_exit_code_is_that_of_program(ending: str, code: int) -> None:
-    assert run("-c", f"import os; {ending}") == (b"", code)
+    assert run_program("-c", f"import os; {ending}") == (b"", code)
 
 
 @pytest.mark.parametrize(("ending", "said"), [("'why'", "why\n"), ("OSError('why')", "OSError: why\n")])
 def test_failed_program_gives_its_reason(ending: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
     raised = f"SystemExit({ending})" if ending[0] == "'" else ending
-    assert run("-c", f"raise {raised}") == (b"", 1)
+    assert run_program("-c", f"raise {raised}") == (b"", 1)
     assert capfd.readouterr().err.endswith(said)
 
 
@@ -113,9 +113,9 @@ def test_our_programs_are_forks_unless_they_start_spark_or_have_terminal(command
 
 def test_programs_are_imported_already_with_core_or_without() -> None:
     code = "import sys; print('resp_server.serving.server' in sys.modules, sys.modules['resp_server.native'].CORE)"
-    assert run("-c", code, SPARKIS_PURE="1")[0] == b"True python\n"
+    assert run_program("-c", code, SPARKIS_PURE="1")[0] == b"True python\n"
     if "SPARKIS_PURE" not in os.environ:
-        assert run("-c", code)[0] == b"True %b\n" % CORE.encode()
+        assert run_program("-c", code)[0] == b"True %b\n" % CORE.encode()
 
 
 STARTS_CHILD = """
@@ -144,13 +144,13 @@ asyncio.run(main())
 def test_child_of_program_is_fork_and_child_of_program(tmp_path: Path, ending: str, code: int) -> None:
     write_log(tmp_path / "log", "j", [value_state("s")], [put_value("s", b"j:s:a", b"1")])
     program = f"import runpy, sys; from compat import fork_server; fork_server.begin(['-m', 'a.serve']); {STARTS_CHILD}"
-    printed, _ = run("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
+    printed, _ = run_program("-c", program, str(tmp_path / "log"), str(tmp_path / "store"), ending)
     assert printed.decode().splitlines() == ['True True True {"event": ', f"{code} {code}"]
 
 
 def test_threads_start_programs_at_same_time() -> None:
     def start(number: int) -> tuple[bytes, int]:
-        return run("-c", f"print({number}); raise SystemExit({number})")
+        return run_program("-c", f"print({number}); raise SystemExit({number})")
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(start, range(32))) == [(b"%d\n" % number, number) for number in range(32)]

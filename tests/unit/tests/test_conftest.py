@@ -21,7 +21,7 @@ EXPECTED_FAILURE = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert Fa
 IMPORTS_DUCKDB = "import duckdb\ndef test_one(): assert duckdb\n"
 
 
-def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str]:
+def run_test_file(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str]:
     """Run one test file beside a copy of the conftest."""
     shutil.copy(CONFTEST, folder)
     (folder / "test_some.py").write_text(test)
@@ -35,29 +35,31 @@ def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str
     "test", [SKIPS_BY_MARK, *(pytest.param(each, marks=pytest.mark.slow) for each in (SKIPS_BY_CALL, SKIPS_MODULE))]
 )
 def test_skip_fails_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
-    done = run(tmp_path, test, is_ci=True)
+    done = run_test_file(tmp_path, test, is_ci=True)
     assert done.returncode == 1
     assert "test_some.py" in done.stdout and "why not" in done.stdout
 
 
 def test_expected_skip_does_not_fail_run_on_ci(tmp_path: Path) -> None:
-    done = run(tmp_path, EXPECTED_SKIP.format(condition=True, text="assert False"), is_ci=True)
+    done = run_test_file(tmp_path, EXPECTED_SKIP.format(condition=True, text="assert False"), is_ci=True)
     assert done.returncode == 0 and "1 skipped" in done.stdout
 
 
 def test_expected_skip_whose_condition_is_false_is_run(tmp_path: Path) -> None:
-    assert run(tmp_path, EXPECTED_SKIP.format(condition=False, text="assert False"), is_ci=True).returncode == 1
+    assert (
+        run_test_file(tmp_path, EXPECTED_SKIP.format(condition=False, text="assert False"), is_ci=True).returncode == 1
+    )
 
 
 def test_skip_outside_of_ci_does_not_fail_run(tmp_path: Path) -> None:
-    assert run(tmp_path, SKIPS_BY_MARK, is_ci=False).returncode == 0
+    assert run_test_file(tmp_path, SKIPS_BY_MARK, is_ci=False).returncode == 0
 
 
 def test_expected_failure_is_no_skip(tmp_path: Path) -> None:
-    assert run(tmp_path, EXPECTED_FAILURE, is_ci=True).returncode == 0
+    assert run_test_file(tmp_path, EXPECTED_FAILURE, is_ci=True).returncode == 0
 
 
 def test_nothing_is_printed_after_result(tmp_path: Path) -> None:
-    done = run(tmp_path, IMPORTS_DUCKDB, is_ci=False)
+    done = run_test_file(tmp_path, IMPORTS_DUCKDB, is_ci=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("1 passed")

@@ -40,7 +40,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def parsed(*words: object) -> dict[str, object]:
+def parse(*words: object) -> dict[str, object]:
     command = next(each for each in COMMANDS if each.name == words[0])
     return vars(cli._parse(command, [str(word) for word in words[1:]]))
 
@@ -53,20 +53,20 @@ def test_clients_take_endpoint_from_file_environment_and_options(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path := tmp_path / "sparkis.toml").write_text('url = "redis://file:1"\n[serve]\nlog = "a"\n')
-    assert parsed(program, "--config", path)["url"] == "redis://file:1"
+    assert parse(program, "--config", path)["url"] == "redis://file:1"
     monkeypatch.setenv("SPARKIS_URL", "redis://environment:1")
-    assert parsed(program, "--config", path)["url"] == "redis://environment:1"
-    assert parsed(program, "--config", path, "--url", "redis://given:1")["url"] == "redis://given:1"
+    assert parse(program, "--config", path)["url"] == "redis://environment:1"
+    assert parse(program, "--config", path, "--url", "redis://given:1")["url"] == "redis://given:1"
 
 
 @pytest.mark.parametrize("program", CLIENTS)
 def test_clients_use_tls_files_of_servers_only_with_url_of_tls(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_TLS_CA_CERT_FILE", "ca.pem")
-    options = parsed(program)
+    options = parse(program)
     assert options["tls_ca_cert_file"] is None
     assert options["configuration"].origins["tls-ca-cert-file"] == "default"  # type: ignore[attr-defined]
-    assert parsed(program, "--url", "rediss://h")["tls_ca_cert_file"] == "ca.pem"
-    assert parsed(program, "--tls-ca-cert-file", "other.pem")["tls_ca_cert_file"] == "other.pem"
+    assert parse(program, "--url", "rediss://h")["tls_ca_cert_file"] == "ca.pem"
+    assert parse(program, "--tls-ca-cert-file", "other.pem")["tls_ca_cert_file"] == "other.pem"
 
 
 def test_client_options_with_another_meaning_are_not_shared_with_servers(
@@ -74,29 +74,29 @@ def test_client_options_with_another_meaning_are_not_shared_with_servers(
 ) -> None:
     for name, value in {"PORT": "1", "BIND": "10.0.0.1 10.0.0.2", "LOG": "/log", "TIMEOUT": "1"}.items():
         monkeypatch.setenv(f"SPARKIS_{name}", value)
-    page, status, health = (parsed(each) for each in ("ui", "status", "health"))
+    page, status, health = (parse(each) for each in ("ui", "status", "health"))
     assert (page["port"], page["bind"], status["driver_log"]) == (7380, "127.0.0.1", None)
     assert health["answer_timeout"] == 4.0
     monkeypatch.setenv("SPARKIS_PAGE_PORT", "80")
-    assert parsed("ui")["port"] == 80 and parsed("ui", "--port", "81")["port"] == 81
+    assert parse("ui")["port"] == 80 and parse("ui", "--port", "81")["port"] == 81
 
 
 def test_option_of_command_line_is_stronger_than_one_that_excludes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_METRICS", "9379")
-    assert parsed("health")["metrics"].port == 9379  # type: ignore[attr-defined]
-    assert parsed("health", "--url", "redis://h")["metrics"] is None
+    assert parse("health")["metrics"].port == 9379  # type: ignore[attr-defined]
+    assert parse("health", "--url", "redis://h")["metrics"] is None
 
 
 def mistakes_of(capsys: pytest.CaptureFixture[str], *words: object) -> list[str]:
     with pytest.raises(SystemExit, match="2"):
-        parsed(*words)
+        parse(*words)
     return capsys.readouterr().err.splitlines()
 
 
 def test_command_line_overrides_environment_and_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_PORT", "5")
     monkeypatch.setenv("SPARKIS_TIMEOUT", "6")
-    options = parsed("serve", "--config", file, "--timeout", "7")
+    options = parse("serve", "--config", file, "--timeout", "7")
     assert (options["port"], options["timeout"], options["maxclients"]) == (5, 7, 100)
     assert (options["log"], options["bind"], options["compact"]) == (["a"], ["127.0.0.1", "::1"], "no")
     assert options["loglevel"] == "warning"
@@ -104,14 +104,14 @@ def test_command_line_overrides_environment_and_file(file: Path, monkeypatch: py
 
 def test_program_has_values_of_its_own_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_CONFIG", str(file))
-    assert parsed("proxy")["port"] == 2
-    assert parsed("registry", "--log", "l")["port"] != 1
+    assert parse("proxy")["port"] == 2
+    assert parse("registry", "--log", "l")["port"] != 1
 
 
 def test_values_of_option_that_may_be_repeated_are_not_joined(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parsed("serve", "--config", file, "--log", "b", "--log", "c")["log"] == ["b", "c"]
+    assert parse("serve", "--config", file, "--log", "b", "--log", "c")["log"] == ["b", "c"]
     monkeypatch.setenv("SPARKIS_LOG", "d 'e f'")
-    assert parsed("serve", "--config", file)["log"] == ["d", "e f"]
+    assert parse("serve", "--config", file)["log"] == ["d", "e f"]
 
 
 def test_all_mistakes_are_reported_with_their_lines(
@@ -149,13 +149,13 @@ def test_missing_configuration_file_is_named(tmp_path: Path, capsys: pytest.Capt
 
 def test_address_that_kubernetes_sets_is_no_port(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKIS_PORT", "tcp://10.0.0.1:7379")
-    assert parsed("serve", "--config", file)["port"] == 1
+    assert parse("serve", "--config", file)["port"] == 1
 
 
 def test_help_is_printed_with_any_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("?")
     with pytest.raises(SystemExit, match="0"):
-        parsed("serve", "--config", file, "--help")
+        parse("serve", "--config", file, "--help")
     assert "--config FILE" in capsys.readouterr().out
 
 

@@ -71,7 +71,7 @@ INVALID_REQUESTS = [
 ]
 
 
-def parsed(parser: RequestParser, *chunks: bytes) -> list[Request]:
+def parse_all(parser: RequestParser, *chunks: bytes) -> list[Request]:
     return [list(request) for chunk in chunks for request in parser.feed(chunk)]
 
 
@@ -82,14 +82,14 @@ def bytewise(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
 def test_requests_of_whole_buffer_are_parsed(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
-    assert parsed(parser, data) == requests
+    assert parse_all(parser, data) == requests
     assert parser.error is None
 
 
 @pytest.mark.parametrize(("data", "requests"), VALID_REQUESTS)
 def test_requests_byte_by_byte_are_parsed_alike(data: bytes, requests: list[Request]) -> None:
     parser = RequestParser()
-    assert parsed(parser, *bytewise(data)) == requests
+    assert parse_all(parser, *bytewise(data)) == requests
     assert parser.error is None
 
 
@@ -98,61 +98,61 @@ def test_trailing_bytes_wait_for_their_rest(data: bytes, requests: list[Request]
     if not requests:
         return  # the trailing bytes would be its arguments
     parser = RequestParser()
-    assert parsed(parser, data + PING[:9]) == requests
+    assert parse_all(parser, data + PING[:9]) == requests
     assert parser.buffered_bytes > 0
-    assert parsed(parser, PING[9:]) == [[b"PING"]]
+    assert parse_all(parser, PING[9:]) == [[b"PING"]]
     assert parser.buffered_bytes == 0
 
 
 @pytest.mark.parametrize(("data", "text"), INVALID_REQUESTS)
 def test_broken_request_is_one_error_after_requests_before_it(data: bytes, text: str) -> None:
     whole, single = RequestParser(), RequestParser()
-    assert parsed(whole, PING + data + PING) == [[b"PING"]]
-    assert parsed(single, PING, *bytewise(data)) == [[b"PING"]]
+    assert parse_all(whole, PING + data + PING) == [[b"PING"]]
+    assert parse_all(single, PING, *bytewise(data)) == [[b"PING"]]
     assert str(whole.error) == str(single.error) == text
-    assert parsed(whole, PING) == []
+    assert parse_all(whole, PING) == []
     assert whole.buffered_bytes == single.buffered_bytes == 0
 
 
 def test_line_of_exactly_limit_is_taken() -> None:
     parser = RequestParser()
     line = b"a" * INLINE_BYTES_MAX
-    assert parsed(parser, line, b"\n") == [[line]]
+    assert parse_all(parser, line, b"\n") == [[line]]
 
 
 def test_huge_argument_is_joined_once() -> None:
     parser = RequestParser()
     chunk = b"x" * 65_536
-    assert parsed(parser, b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % (len(chunk) * 64)) == []
-    assert parsed(parser, *[chunk] * 64) == []
+    assert parse_all(parser, b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % (len(chunk) * 64)) == []
+    assert parse_all(parser, *[chunk] * 64) == []
     assert len(parser._chunks) > 60
-    assert parsed(parser, b"\r\n" + PING) == [[b"ECHO", chunk * 64], [b"PING"]]
+    assert parse_all(parser, b"\r\n" + PING) == [[b"ECHO", chunk * 64], [b"PING"]]
 
 
 def test_count_reserves_nothing() -> None:
     parser = RequestParser()
     assert parser.buffered_bytes == 0
-    assert parsed(parser, b"*2147483647\r\n$1\r\na\r\n") == []
+    assert parse_all(parser, b"*2147483647\r\n$1\r\na\r\n") == []
     assert parser.buffered_bytes < 100
 
 
 def test_query_buffer_limit_counts_many_small_arguments() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
-    parsed(parser, b"*1000000\r\n", b"$1\r\na\r\n" * 1000)
+    parse_all(parser, b"*1000000\r\n", b"$1\r\na\r\n" * 1000)
     assert isinstance(parser.error, QueryBufferError)
     assert parser.buffered_bytes == 0
 
 
 def test_query_buffer_limit_counts_one_large_argument() -> None:
     parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
-    parsed(parser, b"*1\r\n$50000\r\n", *[b"a" * 1000] * 20)
+    parse_all(parser, b"*1\r\n$50000\r\n", *[b"a" * 1000] * 20)
     assert isinstance(parser.error, QueryBufferError)
 
 
 def test_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
     parser = RequestParser(is_restricted=True)
-    assert parsed(parser, b"*10\r\n" + b"$1\r\na\r\n" * 10) == [[b"a"] * 10]
-    assert parsed(parser, b"*1\r\n$16384\r\n" + b"a" * 16_384 + b"\r\n") == [[b"a" * 16_384]]
+    assert parse_all(parser, b"*10\r\n" + b"$1\r\na\r\n" * 10) == [[b"a"] * 10]
+    assert parse_all(parser, b"*1\r\n$16384\r\n" + b"a" * 16_384 + b"\r\n") == [[b"a" * 16_384]]
     assert parser.error is None
 
 
@@ -162,25 +162,25 @@ def test_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
 )
 def test_unauthenticated_client_may_not_send_more(data: bytes, text: str) -> None:
     parser = RequestParser(is_restricted=True)
-    assert parsed(parser, data) == []
+    assert parse_all(parser, data) == []
     assert str(parser.error) == text
 
 
 def test_requests_after_auth_are_parsed_with_limits_of_its_result() -> None:
     parser = RequestParser(is_restricted=True)
     mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
-    assert parsed(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]
+    assert parse_all(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]
     assert parser.has_buffered_requests
     parser.is_restricted = False
-    assert parsed(parser, b"") == [[b"MGET", *[b"a"] * 11]]
+    assert parse_all(parser, b"") == [[b"MGET", *[b"a"] * 11]]
     assert not parser.has_buffered_requests
 
 
 def test_unauthenticated_client_may_send_one_request_at_a_time() -> None:
     parser = RequestParser(is_restricted=True)
-    assert parsed(parser, PING * 3) == [[b"PING"]]
+    assert parse_all(parser, PING * 3) == [[b"PING"]]
     assert parser.has_buffered_requests
-    assert parsed(parser, b"", b"") == [[b"PING"]] * 2
+    assert parse_all(parser, b"", b"") == [[b"PING"]] * 2
     assert not parser.has_buffered_requests
 
 

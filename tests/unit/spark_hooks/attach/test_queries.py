@@ -13,13 +13,13 @@ from state_backend.checkpoint.files import CheckpointFiles
 from state_backend.model.errors import CheckpointError, DescriptorError
 
 
-def parsed(*words: object) -> argparse.Namespace:
+def parse(*words: object) -> argparse.Namespace:
     (command,) = (each for each in COMMANDS if each.name == "attach")
     return command.parser().parse_args([str(word) for word in words])
 
 
 def sources(*words: object) -> list[Source]:
-    return sources_of(parsed(*words), CheckpointFiles.at)
+    return sources_of(parse(*words), CheckpointFiles.at)
 
 
 def jobs(*words: object) -> list[str]:

@@ -1,4 +1,8 @@
-"""`sparkis get` shows the columns and texts that an attachment to the same checkpoint serves."""
+"""`sparkis get` shows the columns and texts that an attachment to the same checkpoint serves.
+
+Both are compared in one form: objects whose values are texts, as `value_of_get` and `value_of_attachment` return them.
+test_get_command.py has whole examples of what `get` prints.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,8 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else json.dumps(value)
 
 
-def served(snapshot: Snapshot, info: KeyInfo, state: StateDescriptor) -> Any:
-    """Return a key's value as `get` shows it, with all values that are no objects as texts."""
+def value_of_attachment(snapshot: Snapshot, info: KeyInfo, state: StateDescriptor) -> Any:
+    """Return the value of a key in an attachment's snapshot, in the form for comparisons."""
 
     def value_of(content: bytes) -> dict[str, str]:
         if state.encoding is Encoding.JSON:
@@ -52,21 +56,21 @@ def served(snapshot: Snapshot, info: KeyInfo, state: StateDescriptor) -> Any:
         return [value_of(each) for each in found if isinstance(each, bytes)]
     if state.field is not None:
         return {name.decode(): value_of(each) for name, each in found.items()}
-    return {name.decode(): normal(each.decode(errors="replace")) for name, each in found.items()}
+    return {name.decode(): normalized(each.decode(errors="replace")) for name, each in found.items()}
 
 
 def is_json(text: str) -> bool:
     return text[:1] in ("{", "[")
 
 
-def normal(text: str) -> str:
+def normalized(text: str) -> str:
     return json.dumps(json.loads(text, parse_int=str, parse_float=str)) if is_json(text) else text
 
 
-def json_of(found: Any, state: StateDescriptor) -> Any:
-    """Return what `get` prints of a state in the form of `served`."""
+def value_of_get(found: Any, state: StateDescriptor) -> Any:
+    """Return what `get` prints of a state, in the form for comparisons."""
     if isinstance(found, list):
-        return [json_of(each, state) for each in found]
+        return [value_of_get(each, state) for each in found]
     if state.field is not None:
         return {
             name: {each: as_text(value) for each, value in row.items() if value is not None}
@@ -103,7 +107,7 @@ def test_key_has_columns_and_texts_of_attachment(job: str, tmp_path: Path, capsy
             state = states[info.state]
             key = info.key.removeprefix(f"j:{state.name}:".encode()).decode(errors="surrogateescape")
             found = get(capsys, folder, key, "--state", state.name)
-            assert json_of(found[state.name], state) == served(snapshot, info, state), info.key
+            assert value_of_get(found[state.name], state) == value_of_attachment(snapshot, info, state), info.key
 
 
 def test_columns_name_functions_of_query(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

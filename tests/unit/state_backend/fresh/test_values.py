@@ -33,7 +33,7 @@ def put(
     values.put(run, batch, list(runs_of(changes, ["v"])), STATES, applied, 1_000 + batch, slots)
 
 
-def shown(values: FreshValues, key: bytes, applied: int = -1) -> bytes | None:
+def value_of(values: FreshValues, key: bytes, applied: int = -1) -> bytes | None:
     """Return the value that a reader finds, as a view does: the layer with the newer batches answers first."""
     with ExitStack() as stack:
         layers = [stack.enter_context(each) for each in values.snapshots(0)]
@@ -47,11 +47,11 @@ def test_last_row_of_key_is_shown_until_its_epoch(values: FreshValues) -> None:
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 0, {b"a": b"2"})
-    assert (shown(values, b"a"), shown(values, b"b"), shown(values, b"c")) == (b"2", b"1", None)
+    assert (value_of(values, b"a"), value_of(values, b"b"), value_of(values, b"c")) == (b"2", b"1", None)
     assert values.facts(-1) == ({"v": 2}, 0, 1_000, False)
-    assert shown(values, b"a", applied=0) is None  # also before the layer is cleared
+    assert value_of(values, b"a", applied=0) is None  # also before the layer is cleared
     values.settle(0)
-    assert shown(values, b"a") is None
+    assert value_of(values, b"a") is None
     assert values.facts(0) == ({}, None, None, False)
 
 
@@ -59,9 +59,9 @@ def test_later_batch_is_shown_before_earlier_one_and_outlives_it(values: FreshVa
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 1, {b"a": b"2"})
-    assert (shown(values, b"a"), shown(values, b"b")) == (b"2", b"1")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (b"2", b"1")
     values.settle(0)
-    assert (shown(values, b"a"), shown(values, b"b")) == (b"2", None)
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (b"2", None)
 
 
 def test_third_batch_joins_second_while_first_epoch_is_late(values: FreshValues) -> None:
@@ -71,8 +71,8 @@ def test_third_batch_joins_second_while_first_epoch_is_late(values: FreshValues)
     put(values, "run", 1, {b"late": b"x"})
     values.settle(0)
     put(values, "run", 1, {b"later": b"x"}, applied=0)
-    assert (shown(values, b"a"), shown(values, b"of 0"), shown(values, b"of 1")) == (b"2", None, b"x")
-    assert shown(values, b"late") == shown(values, b"later") == b"x"
+    assert (value_of(values, b"a"), value_of(values, b"of 0"), value_of(values, b"of 1")) == (b"2", None, b"x")
+    assert value_of(values, b"late") == value_of(values, b"later") == b"x"
     values.settle(2)
     assert values.facts(2).keys == 0
 
@@ -81,10 +81,10 @@ def test_run_that_opens_batch_voids_rows_of_other_runs(values: FreshValues) -> N
     values.open_batch("first", -1)
     put(values, "first", 4, {b"a": b"1"})
     values.open_batch("second", -1)
-    assert shown(values, b"a") is None
+    assert value_of(values, b"a") is None
     put(values, "first", 4, {b"a": b"1"})
     put(values, "second", 4, {b"b": b"2"})
-    assert (shown(values, b"a"), shown(values, b"b")) == (None, b"2")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (None, b"2")
 
 
 def test_replaced_run_opens_no_batch(values: FreshValues) -> None:
@@ -95,7 +95,7 @@ def test_replaced_run_opens_no_batch(values: FreshValues) -> None:
         with pytest.raises(StoreError, match=f"run {run} of the query has been replaced"):
             values.open_batch(run, -1)
     put(values, "third", 4, {b"b": b"3"})
-    assert (shown(values, b"a"), shown(values, b"b")) == (b"3", b"3")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (b"3", b"3")
 
 
 def test_slots_that_come_back_bring_no_values_of_before(values: FreshValues) -> None:
@@ -103,11 +103,11 @@ def test_slots_that_come_back_bring_no_values_of_before(values: FreshValues) -> 
     values.open_batch("run", -1)
     put(values, "run", 0, {b"a": b"1", b"b": b"1"})
     put(values, "run", 0, {b"b": b"2"}, slots=half)
-    assert (shown(values, b"a"), shown(values, b"b")) == (b"1", b"2")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (b"1", b"2")
     put(values, "run", 0, {b"b": b"3"})
-    assert (shown(values, b"a"), shown(values, b"b")) == (None, b"3")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (None, b"3")
     put(values, "run", 0, {b"a": b"4"})
-    assert (shown(values, b"a"), shown(values, b"b")) == (b"4", b"3")
+    assert (value_of(values, b"a"), value_of(values, b"b")) == (b"4", b"3")
 
 
 def test_rows_of_applied_batch_come_too_late(values: FreshValues) -> None:
@@ -121,12 +121,12 @@ def test_batch_without_room_shows_nothing_and_next_one_does(values: FreshValues)
     put(values, "run", 0, {b"a": b"1"})
     with pytest.raises(StoreFullError, match="batch 0"):
         put(values, "run", 0, {b"large": bytes(1 << 20)})
-    assert shown(values, b"a") is None
+    assert value_of(values, b"a") is None
     assert values.facts(-1) == ({}, None, None, True)
     with pytest.raises(StoreFullError, match="batch 0"):
         put(values, "run", 0, {b"a": b"1"})
     put(values, "run", 1, {b"a": b"2"})
-    assert shown(values, b"a") == b"2"
+    assert value_of(values, b"a") == b"2"
 
 
 def test_dropped_rows_make_batch_incomplete_until_its_epoch(values: FreshValues) -> None:
@@ -157,10 +157,10 @@ def test_another_server_begins_without_values_and_removes_folder(tmp_path: Path)
     put(first, "run", 0, {b"a": b"1"})
     first.close()
     again = FreshValues(folder_of(tmp_path, "first"), "g", 1 << 20)  # a process of the same server
-    assert shown(again, b"a") == b"1"
+    assert value_of(again, b"a") == b"1"
     again.close()
     second = FreshValues(folder_of(tmp_path, "second"), "g", 1 << 20)
-    assert shown(second, b"a") is None
+    assert value_of(second, b"a") is None
     second.close()
     assert [path.name for path in tmp_path.iterdir()] == ["fresh.second"]
 
@@ -221,6 +221,6 @@ def test_reads_give_newest_row_of_run_else_committed_value(
         for batch in sorted(rows):
             expected |= rows[batch]
         for key in (b"a", b"b", b"c", b"d"):
-            found = shown(values, key, applied)
+            found = value_of(values, key, applied)
             assert (committed.get(key) if found is None else found) == expected.get(key)
     values.close()

@@ -27,14 +27,14 @@ CHANGES = [
 ]
 
 
-def filled(store: Store) -> Snapshot:
+def snapshot_of(store: Store) -> Snapshot:
     apply_epoch(store, STATES, CHANGES, 0, clock_ms=NOW_MS)
     return store.snapshot(NOW_MS + 10)
 
 
 @pytest.fixture(params=["lmdb", "memory"])
 def snapshot(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshot:
-    return filled(LmdbStore(tmp_path / "store", "g") if request.param == "lmdb" else MemoryStore("g"))
+    return snapshot_of(LmdbStore(tmp_path / "store", "g") if request.param == "lmdb" else MemoryStore("g"))
 
 
 def test_many_lazy_values_equal_those_of_each_key(snapshot: Snapshot) -> None:
