@@ -79,7 +79,7 @@ def test_known_attacks_cause_no_long_turn(attacked: Attacked, attack: str) -> No
 
 
 @pytest.mark.slow
-def test_subscription_is_fast_beside_many_clients(attacked: Attacked) -> None:
+def test_subscription_beside_those_of_many_clients_causes_no_long_turn(attacked: Attacked) -> None:
     check_beside_many_subscriptions(attacked)
 
 

@@ -359,7 +359,7 @@ def test_other_state_of_query_is_attached_as_another_job(client: redis.Redis, ba
 
 
 @pytest.mark.slow
-def test_log_option_may_follow_query(
+def test_log_may_be_set_after_start_of_query(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     rows = batches(SCHEMA)

@@ -15,7 +15,7 @@ async def rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_turns_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_run_in_order_with_other_callbacks_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 0)  # each lasts longer
 
     async def run() -> list[str]:
