@@ -21,7 +21,7 @@ from compat.examples import examples
 from compat.fork_server import use_forks
 from resp_server.native import CORE
 from state_backend import log_lines
-from tests.forks import Forks
+from tests.forks import pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
 
 HERE = Path(__file__).parent
 
@@ -68,17 +68,6 @@ hypothesis.settings.register_profile(
 gc.disable()
 
 _unexpected_skips: list[str] = []
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the number of processes that run tests."""
-    parser.addoption("--processes", type=int, default=1, help="run so many test files at a time (see tests/forks.py)")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Run tests in several processes, if there are to be some."""
-    if (processes := config.getoption("processes")) > 1:
-        config.pluginmanager.register(Forks(config, processes))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -28,10 +28,22 @@ SPARK_PROCESSES = 2
 # The others leave the processors to them: a module of Spark waits for itself most of the time, and a run would end with
 # minutes in which one of them is left over, beside an idle processor. (Measured: a minute.)
 NICENESS_OF_OTHERS = 5
-SPARK_FOLDER = "tests/spark/"
+# Files whose tests run Spark in their own process.
+SPARK_FILES = ("tests/spark/", "tests/adversity/test_batches.py")
 UNKNOWN_S = 1.0
 
 Items = list[pytest.Item]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the number of processes that run tests."""
+    parser.addoption("--processes", type=int, default=1, help="run so many test files at a time (see tests/forks.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run tests in several processes, if there are to be some."""
+    if (processes := config.getoption("processes")) > 1:
+        config.pluginmanager.register(Forks(config, processes))
 
 
 def durations_of(config: pytest.Config) -> dict[str, float]:
@@ -123,7 +135,7 @@ class Forks:
     def _next_file(self, number: int) -> Items:
         """Take a file off the list: the longest one that is for such a process, or else the longest one."""
         is_for_spark = number < SPARK_PROCESSES
-        fitting = (items for items in self._files if path_of(items[0]).startswith(SPARK_FOLDER) == is_for_spark)
+        fitting = (items for items in self._files if path_of(items[0]).startswith(SPARK_FILES) == is_for_spark)
         found = next(fitting, self._files[0] if self._files else [])
         if found:
             self._files.remove(found)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import DURATIONS
+
 ROOT = Path(__file__).parents[3]
-CONFTEST = "from tests.conftest import pytest_addoption, pytest_configure\n"
+CONFTEST = "from tests.forks import pytest_addoption, pytest_configure\n"
 SHARED = """
 import os, pytest
 
@@ -70,16 +72,20 @@ def test_options_have_same_effect_as_in_one_process(tmp_path: Path, option: str)
     assert "20 tests collected" in done.stdout if option == "--collect-only" else "slowest 2 durations" in done.stdout
 
 
+def test_stored_durations_are_of_files_that_are_there() -> None:
+    assert [path for path in json.loads(DURATIONS.read_text()) if not (ROOT / path).is_file()] == []
+
+
 def test_files_that_took_longest_begin_first(tmp_path: Path) -> None:
     said = "import time\ndef test_one():\n    open('order', 'a').write('{name} ')\n    time.sleep(0.2)\n"
-    files = {name: said.format(name=name) for name in "abc"}
+    files = {name: said.format(name=name) for name in "abcd"}
     assert run_test_files(tmp_path, **files).returncode == 0
     stored = tmp_path / ".pytest_cache" / "v" / "sparkis" / "durations"
     took_s = json.loads(stored.read_text())
-    assert [Path(name).stem for name in sorted(took_s)] == ["test_a", "test_b", "test_c"] and min(
+    assert [Path(name).stem for name in sorted(took_s)] == ["test_a", "test_b", "test_c", "test_d"] and min(
         took_s.values()
     ) >= 0.2
     stored.write_text(json.dumps({name: at for at, name in enumerate(sorted(took_s))}))
     (tmp_path / "order").write_text("")
     assert run_test_files(tmp_path, **files).returncode == 0
-    assert (tmp_path / "order").read_text().split()[0] != "a"  # of two processes, one has to end before it begins
+    assert (tmp_path / "order").read_text().split()[0] != "a"  # a process asks for its third file after its first

@@ -27,7 +27,7 @@ STATES = [
     StateDescriptor("set", member="member", key_format="set:<key>"),
     StateDescriptor("ranks", member="member", score="score", key_format="ranks:<key>"),
 ]
-LARGE = 1500
+LARGE = 1100  # three steps of a reply
 EVENS = [b"m%04d" % number for number in range(0, 2 * LARGE, 2)]
 THIRDS = [b"m%04d" % number for number in range(0, 2 * LARGE, 3)]
 SCORES = {member: float(Random(member).randrange(200)) for member in EVENS}

@@ -83,7 +83,7 @@ def test_newest_snapshot_before_retention_stays_with_later_epochs(tmp_path: Path
             with read_snapshot(tmp_path, "job") as snapshot:
                 snapshots.write(log, current, snapshot)
             sweep(log, current, at_ms=1_000 + number, retention_ms=20)
-            for past in range(max(0, number - 20), number + 1):
+            for past in range(max(0, number - 20), number + 1, 3):
                 assert values_in_log(tmp_path, epoch=past) == models[past]
     assert log.snapshot_numbers("q.1") == [34, 44, 54, 59], "besides the two newest, they are half the retention apart"
     assert log.numbers("q.1") == list(range(35, 60))
