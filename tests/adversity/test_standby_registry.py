@@ -1,4 +1,4 @@
-"""A registry that stands by takes over when the log's one has gone, and steps back when that one is there again."""
+"""A standby registry takes over when the log's registry has ended, and steps back when that one is restarted."""
 
 from __future__ import annotations
 

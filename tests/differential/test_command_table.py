@@ -1,4 +1,4 @@
-"""The command table: what the real server says of its commands, with what came after its version, is what ours says."""
+"""The command table equals that of the real server, with the commands and options that came after its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands and options that came after the real server's version: their answers are those that 7.4 gives, written down.
+"""Commands and options that are newer than the real server: their replies are those of 7.4, which are written here.
 
 All were compared with a redis-server 7.4.1. Other sources: the pages of CLIENT SETINFO, CLIENT NO-TOUCH, HSCAN and HTTL
 in Redis' documentation, and the tests of Redis itself (`unit/introspection.tcl`, `unit/type/hash-field-expire.tcl`).

@@ -1,4 +1,4 @@
-"""However requests come in, the compiled core answers and counts as the general path does, byte for byte."""
+"""For any chunks of input, the compiled core replies and counts as the general path does, byte for byte."""
 
 from __future__ import annotations
 

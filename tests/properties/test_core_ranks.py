@@ -1,4 +1,4 @@
-"""The compiled core answers for sorted sets, small ones and trees of several levels, what their members say."""
+"""Replies of the compiled core about sorted sets, small ones and trees of several levels, follow from their members."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def publish(store: LmdbStore, changes: list[Change]) -> None:
 
 
 def with_server(store: LmdbStore, talk: Callable[[Server, Connection, RecordingTransport], None]) -> None:
-    """Have a client talk to a server that shows a store; it has looked at nothing of it before."""
+    """Let a client talk to a server of a store, whose caches are empty."""
 
     async def run() -> None:
         keyspace = Keyspace()
@@ -75,7 +75,7 @@ def with_server(store: LmdbStore, talk: Callable[[Server, Connection, RecordingT
 
 
 class Expected:
-    """What is to be answered, by what a sorted set holds."""
+    """The expected replies about a sorted set with these members."""
 
     def __init__(self, held: dict[bytes, float], protocol: int) -> None:
         self.held, self.is_resp3 = held, protocol == 3
@@ -85,7 +85,7 @@ class Expected:
     def score(self, number: float) -> bytes:
         return b",%b\r\n" % double_text(number) if self.is_resp3 else bulk(double_text(number))
 
-    def of(self, words: list[bytes]) -> bytes:
+    def reply_to(self, words: list[bytes]) -> bytes:
         name = words[0].upper()
         if name in (b"ZRANGE", b"ZREVRANGE"):
             return self.range(int(words[2]), int(words[3]), name == b"ZREVRANGE", len(words) > 4)
@@ -162,7 +162,7 @@ def test_flipped_bit_in_sorted_set_is_error_and_never_another_answer(tmp_path: P
     words = [[name, KEY, each] for each in MANY for name in (b"ZRANK", b"ZSCORE")]
     for start in range(0, len(MANY), 7):
         words += [[name, KEY, b"%d" % start, b"%d" % (start + 7), b"WITHSCORES"] for name in (b"ZRANGE", b"ZREVRANGE")]
-    expected = [Expected(MANY, 2).of(each) for each in words]
+    expected = [Expected(MANY, 2).reply_to(each) for each in words]
     with small_trees():
         store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 26)
         publish(store, [Change("z", Op.PUT, KEY, member, b"%d" % score) for member, score in MANY.items()])

@@ -1,4 +1,4 @@
-"""Places as scores: the bits against ones that are found by halving, and searches against looking at every place."""
+"""Scores of places equal those found by bisection, and searches find what comparing every place finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is asked: every key has one owner, replies are cut and joined as they are, and a scan skips nothing."""
+"""For any request, every key has one owner, joined replies are unchanged, and a scan skips nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However bytes arrive, the same requests come out; whatever arrives, memory stays bounded."""
+"""Requests do not depend on the chunks of the input, and memory stays bounded for any input."""
 
 from __future__ import annotations
 

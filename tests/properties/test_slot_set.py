@@ -1,4 +1,4 @@
-"""Key groups are sets of slots: whatever is done with them, plain sets of numbers give the same."""
+"""Operations on slot sets equal those on Python sets of numbers."""
 
 from __future__ import annotations
 

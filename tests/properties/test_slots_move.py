@@ -1,4 +1,4 @@
-"""Two appliers follow one log and hand slots to and fro: what each owns is what the log says, whatever happens."""
+"""Two appliers of one log exchange slots: the content of owned slots always equals the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners of some slots write parts of snapshots and sweep, whatever happens: any reader gets what memory has."""
+"""Owners of some slots write parts of snapshots and sweep: readers always get the state of the memory store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The LMDB store answers every question as the memory store does, whatever happened before."""
+"""All reads of the LMDB store equal those of the memory store, whatever happened before."""
 
 from __future__ import annotations
 

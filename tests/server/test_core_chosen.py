@@ -1,4 +1,4 @@
-"""Which core runs is said, and both answer the same: servers as processes of their own, one with SPARKIS_PURE."""
+"""The log names the core that runs, and both reply alike: two servers as processes, one with SPARKIS_PURE."""
 
 from __future__ import annotations
 

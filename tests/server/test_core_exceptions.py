@@ -1,4 +1,4 @@
-"""What the compiled core raises is logged and counted, and costs no client its answer."""
+"""Exceptions of the compiled core are logged and counted, and cost no client its reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers whose packets are dropped: nothing is closed, and nothing arrives. What answers, and what comes back."""
+"""Peers whose packets are dropped, though no connection is closed: which reads are answered, and how peers return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients read, many requests at a time, while epochs are published: on no connection does time run backwards."""
+"""Many clients send pipelines of reads while epochs are published: no connection sees an epoch go back."""
 
 from __future__ import annotations
 

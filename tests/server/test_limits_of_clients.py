@@ -1,4 +1,4 @@
-"""What one client may make a server hold: each limit is shown, may be changed while the server runs, and holds."""
+"""Limits of the memory that one client takes: each is shown, may change while the server runs, and is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request of many words is answered in chunks, and its answer is that of a short one."""
+"""A request of many arguments is executed in steps, with the replies of short requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `sparkis ui`, and what it says where its packages are missing."""
+"""The options of `sparkis ui`, and its error if its packages are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watched key was lately."""
+"""The latest values of a watched key."""
 
 from __future__ import annotations
 

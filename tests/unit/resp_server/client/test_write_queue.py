@@ -1,4 +1,4 @@
-"""What a round of the event loop answers is sent at its end, in order, and sooner if it is much."""
+"""The replies of a round of the event loop are sent at its end, in order, or earlier if they are large."""
 
 from __future__ import annotations
 

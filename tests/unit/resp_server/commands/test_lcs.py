@@ -1,4 +1,4 @@
-"""LCS against the table that it stands for, and in steps."""
+"""LCS equals the algorithm with the whole table, at once and in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SLOWLOG and LATENCY: what took long is kept as far as it was asked for, without passwords; and how long all takes."""
+"""SLOWLOG and LATENCY: slow requests and events within their limits, without passwords; histograms of all requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists that the garbage collector skips."""
+"""Requests that the garbage collector does not track."""
 
 from __future__ import annotations
 

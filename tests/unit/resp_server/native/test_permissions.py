@@ -1,4 +1,4 @@
-"""The compiled core matches keys with users' patterns as Python does, which is held against redis-server."""
+"""The compiled core matches keys with users' patterns as Python does, which tests compare with redis-server."""
 
 from __future__ import annotations
 

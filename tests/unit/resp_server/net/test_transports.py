@@ -1,4 +1,4 @@
-"""The clock by which others are judged stands still while this process does, and never goes back."""
+"""The clock for the silence of others stops while this process is stopped, and never goes back."""
 
 from __future__ import annotations
 

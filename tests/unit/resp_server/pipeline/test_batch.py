@@ -1,4 +1,4 @@
-"""Replies that a proxy's client gets together are in their order, and none is from before one in front of it."""
+"""Replies of a batch are in order, and no later reply is of an earlier epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of checks, the short way against the general way, and what happens to errors."""
+"""The order of checks, the fast path against the general one, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose stores do not own all that it shows: an error that clients ask again after, never a wrong answer."""
+"""A server whose stores lack slots that it shows: clients get an error to try again after, never a wrong reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns, held against stringmatchlen written out as in C; and what they take."""
+"""Patterns against a copy of stringmatchlen of Redis in Python; and their limits of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a serialised value. That a real server restores it is another test's matter."""
+"""The parts of a serialised value. tests/differential lets a real server restore whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that goes was subscribed to is forgotten in steps, between which it, and others, may come again."""
+"""The subscriptions of a client that leaves are removed in steps, between which it, and others, may subscribe again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry that stands by takes the other's place when that one is away, not when it stood still itself."""
+"""A standby takes over from an absent registry, and not after a pause of its own."""
 
 from __future__ import annotations
 

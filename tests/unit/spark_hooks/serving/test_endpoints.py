@@ -1,4 +1,4 @@
-"""Where a control listener is, written down for another process."""
+"""The address of a control listener, as it is written for another process."""
 
 from __future__ import annotations
 

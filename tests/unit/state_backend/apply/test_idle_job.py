@@ -1,4 +1,4 @@
-"""What wakes a job at rest: anything that its applier would have to do, and nothing else."""
+"""An idle job wakes for work of its applier, and for nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks are frequent while an epoch is expected, and rare otherwise."""
+"""Polls are frequent while an epoch is expected, and rare otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots and what they let a log forget."""
+"""Snapshots, and the files of a log that they make superfluous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The changes of a batch are read before its commit, and published after it; what a try left behind never is."""
+"""The changes of a batch are read before its commit and published after it; those of a failed try never are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reducing state holds is what its column's own arithmetic says, to the last digit."""
+"""Values of a reducing state follow the arithmetic of their column, to the last digit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store whose file is not what was written answers with an error, never with something else, and is made anew."""
+"""A store with a damaged file answers with an error, never with another value, and is rebuilt."""
 
 from __future__ import annotations
 
@@ -56,22 +56,23 @@ def value_of(value: bytes) -> Change:
     return Change("temp", Op.PUT, b"job:temp:" + value, None, value)
 
 
-def is_right(shown: Snapshot) -> bool:
-    """Ask for everything, by its name and by going through it."""
-    size = shown.list_size(b"job:news:a")
+def is_right(snapshot: Snapshot) -> bool:
+    """Read everything, by name and in order; return whether it is right."""
+    size = snapshot.list_size(b"job:news:a")
     return (
-        {key: shown.value(key) for key in VALUES} == VALUES
-        and dict(zip(FIELDS, shown.fields(b"job:trip:a", list(FIELDS)), strict=True)) == FIELDS
-        and dict(shown.map_pairs(b"job:trip:a")) == FIELDS
-        and dict(zip(MEMBERS, shown.scores(b"job:best:a", list(MEMBERS)), strict=True)) == MEMBERS
-        and list(shown.sorted_members(b"job:best:a", 0, shown.sorted_size(b"job:best:a"))) == list(MEMBERS.items())
-        and list(shown.list_elements(b"job:news:a", 0, size)) == ELEMENTS
-        and len(shown.scan(0, 100_000)[1]) == len(VALUES) + 3
+        {key: snapshot.value(key) for key in VALUES} == VALUES
+        and dict(zip(FIELDS, snapshot.fields(b"job:trip:a", list(FIELDS)), strict=True)) == FIELDS
+        and dict(snapshot.map_pairs(b"job:trip:a")) == FIELDS
+        and dict(zip(MEMBERS, snapshot.scores(b"job:best:a", list(MEMBERS)), strict=True)) == MEMBERS
+        and list(snapshot.sorted_members(b"job:best:a", 0, snapshot.sorted_size(b"job:best:a")))
+        == list(MEMBERS.items())
+        and list(snapshot.list_elements(b"job:news:a", 0, size)) == ELEMENTS
+        and len(snapshot.scan(0, 100_000)[1]) == len(VALUES) + 3
     )
 
 
 class Followed:
-    """A log, its applier, and what this told."""
+    """A log, its applier, and the events that this reported."""
 
     def __init__(self, folder: Path) -> None:
         self.log, self.folder = folder / "log", folder / "store"
@@ -99,8 +100,8 @@ class Followed:
         return folder / DATA
 
     def is_right(self) -> bool:
-        with self.store.snapshot(1) as shown:
-            return is_right(shown)
+        with self.store.snapshot(1) as snapshot:
+            return is_right(snapshot)
 
     def names(self) -> list[str]:
         return [event["event"] for event in self.events]
@@ -122,7 +123,7 @@ def flip(data: Path, at: int, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
-def spoil_records(data: Path, needle: bytes) -> None:
+def damage_records(data: Path, needle: bytes) -> None:
     """Flip a bit in every copy of a text, wherever it lies in the file."""
     stored = data.read_bytes()
     at = stored.find(needle)
@@ -132,8 +133,8 @@ def spoil_records(data: Path, needle: bytes) -> None:
         at = stored.find(needle, at + 1)
 
 
-def in_a_child(work: Callable[[], int]) -> int:
-    """Return what a child made of it: its code, or minus the signal that ended it."""
+def exit_code_of_child(work: Callable[[], int]) -> int:
+    """Return the exit code of a process that does this work, or minus the signal that ended it."""
     pid = os.fork()
     if not pid:
         faulthandler.disable()
@@ -161,22 +162,22 @@ def test_verifying_store_survives_any_bit_flip(followed: Followed, tmp_path: Pat
     def verified_answers() -> int:
         store = LmdbStore(other, "q", is_reader=True)
         store.verify()
-        with store.snapshot(1) as shown:
-            return RIGHT if is_right(shown) else WRONG
+        with store.snapshot(1) as snapshot:
+            return RIGHT if is_right(snapshot) else WRONG
 
     def any_answers() -> int:
         store = LmdbStore(other, "q", is_reader=True)
-        with store.snapshot(1) as shown:
-            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else RIGHT
+        with store.snapshot(1) as snapshot:
+            return WRONG if any(snapshot.value(key) not in (value, None) for key, value in VALUES.items()) else RIGHT
 
     reported = 0
     for place in places:
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(source, other)
         flip(other / DATA, place, chosen.randrange(8))
-        code = in_a_child(verified_answers)
+        code = exit_code_of_child(verified_answers)
         assert code != WRONG, place
-        assert in_a_child(any_answers) != WRONG, place
+        assert exit_code_of_child(any_answers) != WRONG, place
         reported += code != RIGHT
     assert reported > flips // 12
 
@@ -184,7 +185,7 @@ def test_verifying_store_survives_any_bit_flip(followed: Followed, tmp_path: Pat
 def test_store_damaged_while_no_server_ran_is_rebuilt(followed: Followed) -> None:
     followed.applier.close()
     before = followed.data
-    spoil_records(before, b"value 77")
+    damage_records(before, b"value 77")
     followed.events.clear()
     followed.start()
     followed.settle()
@@ -210,11 +211,11 @@ def test_truncated_file_is_noticed_before_it_is_touched(followed: Followed, left
 def test_damage_found_by_reader_has_store_verified_and_rebuilt(followed: Followed) -> None:
     reader = LmdbStore.__new__(LmdbStore)  # as in another process: LMDB forbids to open a folder twice in one
     reader.path = followed.store.path
-    spoil_records(followed.data, b"value 77")
-    with followed.store.snapshot(1) as shown:
-        assert shown.value(b"job:temp:76") == b"value 76"
+    damage_records(followed.data, b"value 77")
+    with followed.store.snapshot(1) as snapshot:
+        assert snapshot.value(b"job:temp:76") == b"value 76"
         with pytest.raises(StoreDamagedError, match="checksum"):
-            shown.value(b"job:temp:77")
+            snapshot.value(b"job:temp:77")
     followed.events.clear()
     reader.suspect()
     followed.settle()
@@ -235,11 +236,11 @@ def test_suspicion_that_is_not_confirmed_changes_nothing_once(followed: Followed
 
 def test_epoch_does_not_build_on_damaged_record(followed: Followed) -> None:
     before = followed.data
-    spoil_records(before, b"element 299")
+    damage_records(before, b"element 299")
     followed.writer.publish([Change("news", Op.APPEND, b"job:news:a", None, b"element 300")])
     followed.settle()
-    with followed.store.snapshot(1) as shown:
-        assert list(shown.list_elements(b"job:news:a", 299, 301)) == [b"element 299", b"element 300"]
+    with followed.store.snapshot(1) as snapshot:
+        assert list(snapshot.list_elements(b"job:news:a", 299, 301)) == [b"element 299", b"element 300"]
     assert "damaged" in followed.names()
 
 

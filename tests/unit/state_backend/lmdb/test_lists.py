@@ -1,4 +1,4 @@
-"""Long lists in an LMDB store: any range, elements after elements, and blocks that go with their elements."""
+"""Long lists in an LMDB store: ranges, appended elements, and blocks that are removed with their elements."""
 
 from __future__ import annotations
 

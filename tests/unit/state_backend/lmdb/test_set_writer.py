@@ -1,4 +1,4 @@
-"""Sets and sorted sets in a log and in a store, where an example says more than all examples do."""
+"""Sets and sorted sets in a log and in a store, by examples; tests/properties has random ones."""
 
 from __future__ import annotations
 

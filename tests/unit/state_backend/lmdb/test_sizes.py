@@ -1,4 +1,4 @@
-"""How much a key takes in an LMDB store: all of it by looking at all, and nearly as much by looking at a part."""
+"""The bytes of a key in an LMDB store: exact if all of it is read, estimated if a part is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epoch's file says what was committed, or that it cannot be read."""
+"""The file of an epoch round-trips; a damaged or newer one is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers keep the state of before while a new generation is held back, all of them until the same file is there."""
+"""Readers keep the old state while a new generation is held back, until the file of its promotion exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled look-up finds what LMDB finds, and reads no page that is not what LMDB writes."""
+"""The compiled look-up finds the records that LMDB finds, and refuses pages that LMDB does not write."""
 
 from __future__ import annotations
 

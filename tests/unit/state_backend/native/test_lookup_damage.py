@@ -1,4 +1,4 @@
-"""What a damaged page says leads nowhere outside of the map. Each case runs in a process of its own."""
+"""No damaged page leads to a read outside of the map. Each case runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys that an epoch changed come back, each once; too many are none at all."""
+"""The keys that an epoch changed, each once; too many are not kept at all."""
 
 from __future__ import annotations
 

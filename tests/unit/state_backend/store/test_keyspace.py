@@ -1,4 +1,4 @@
-"""A key is asked of the one job that can have made it, and a scan over many jobs returns each key once."""
+"""A key is looked up in the one job that can have made it, and a scan over many jobs returns each key once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's store does not own is an error and never missing; when that changes is seen at the next renewal."""
+"""Keys of slots that a store does not own are errors, never missing; a view sees changed slots at its next renewal."""
 
 from __future__ import annotations
 

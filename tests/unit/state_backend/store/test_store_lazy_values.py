@@ -1,4 +1,4 @@
-"""Values of several keys, read together: the same as one by one, up to the first that comes by itself."""
+"""Values of several keys that are read together equal those read one by one, up to the first long one."""
 
 from __future__ import annotations
 

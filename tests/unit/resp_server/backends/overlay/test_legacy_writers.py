@@ -1,4 +1,4 @@
-"""Writes of keys that the states have, too, are counted by rule; both sides are asked by their own names of a key."""
+"""Writes of keys that the states have, too, are counted by rule; each backend gets its own names of the keys."""
 
 from __future__ import annotations
 

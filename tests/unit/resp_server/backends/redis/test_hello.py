@@ -1,4 +1,4 @@
-"""What an upstream says about itself."""
+"""The facts in the reply to HELLO of an upstream."""
 
 from __future__ import annotations
 

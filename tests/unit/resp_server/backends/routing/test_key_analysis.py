@@ -1,4 +1,4 @@
-"""A analysis says whose keys are, and what has to be decided; the first rules leave all keys where they are."""
+"""An analysis names the owners of keys and the open decisions; the first rules leave all keys where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the upstream and a state say the same about a key."""
+"""Comparisons of the replies of the upstream and of a state."""
 
 from __future__ import annotations
 

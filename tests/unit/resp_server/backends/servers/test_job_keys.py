@@ -1,4 +1,4 @@
-"""The key formats of an application are complete when those of all jobs are known, also of jobs that cannot be read."""
+"""The key formats of a cluster are complete when those of all jobs are known, also of jobs that cannot be read."""
 
 from __future__ import annotations
 

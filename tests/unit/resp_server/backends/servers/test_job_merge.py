@@ -1,4 +1,4 @@
-"""What a proxy makes of what several servers say: sums without counting twice, and whose keys are whose."""
+"""Reports of several servers, merged: sums that count nothing twice, and the owners of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest epoch that all servers have, and how it counts while no server can read the log."""
+"""The newest epoch that all servers have is the common epoch while no server can read the log."""
 
 from __future__ import annotations
 
