@@ -17,7 +17,7 @@ import uvloop
 from compat.conformance import servers
 from compat.conformance.certificates import Authority
 from compat.conformance.wire import Connection, NotAReplyError, reply_at, request
-from compat.waiting import WAIT_S_MAX
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import native
 from resp_server.backends.stores.stores_backend import pipeline_of_stores
 from resp_server.serving.server import Server
@@ -121,16 +121,6 @@ class Peer:
         assert self.read_all() == b""
 
 
-class OtherProcesses:
-    """The other processes of a server; a test answers their queries by the callbacks in a list."""
-
-    def __init__(self, callbacks: list[Callable[[list[Any]], None]]) -> None:
-        self._callbacks = callbacks
-
-    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        self._callbacks.append(then)
-
-
 class LoopThread:
     """An event loop in a thread of its own."""
 
@@ -180,6 +170,27 @@ class Running(LoopThread):
             peer.socket.close()
         self.run(self.server.stop())
         super().stop()
+
+
+class OtherWorkers:
+    """Stands in for the other processes of a server: a test answers the server's queries to them."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._callbacks: list[Callable[[list[Any]], None]] = []
+        running.call(lambda: setattr(running.server.context, "workers", self))
+
+    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        self._callbacks.append(then)
+
+    def wait_for_queries(self, count: int = 1) -> None:
+        """Wait until so many queries have no answer."""
+        eventually(lambda: self._running.call(lambda: len(self._callbacks)), lambda found: found >= count)
+
+    def answer(self, *answers: Any) -> None:
+        """Answer the first query with the answers of these workers."""
+        self.wait_for_queries()
+        self._running.call(lambda: self._callbacks.pop(0)(list(answers)))
 
 
 @pytest.fixture(params=[OWN_SOCKETS, "asyncio"])

@@ -10,7 +10,7 @@ import pytest
 
 from resp_server.push import monitor as monitors
 from resp_server.settings.server import OUTPUT_LIMITS
-from tests.server.conftest import OtherProcesses
+from tests.server.conftest import OtherWorkers
 
 pytestmark = pytest.mark.pure
 
@@ -89,14 +89,12 @@ def test_monitor_that_reads_nothing_is_disconnected_and_delays_no_client(serve: 
     other.expect_reply(GET, ONE)
 
 
-class WorkerWithMonitor(OtherProcesses):
-    """Another process of the server with a monitor. The callbacks for lines that it was sent wait in `sent_lines`."""
+class WorkerWithMonitor(OtherWorkers):
+    """Another worker that has a monitor. A test answers the lines that it gets; it answers other queries itself."""
 
     def __init__(self, running: Any) -> None:
         self.queries: list[tuple[str, Any]] = []
-        self.sent_lines: list[Callable[[list[Any]], None]] = []
-        super().__init__(self.sent_lines)
-        running.call(lambda: setattr(running.server.context, "workers", self))
+        super().__init__(running)
 
     def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self.queries.append((name, argument))
@@ -120,9 +118,9 @@ def test_monitors_of_other_workers_get_requests(serve: Callable[..., Any]) -> No
     assert (query_name, len(lines)) == (monitors.RELAY_LINES, 1)
     line = monitors.MonitorLine.from_json(lines[0])
     assert (line.keys, line.user) == ([b"job:temp:1"], b"default")
-    running.call(lambda: worker.sent_lines.pop()([1]))
+    worker.answer(1)
     assert [len(lines) for _, lines in worker.queries] == [1, 2]
-    running.call(lambda: worker.sent_lines.pop()([0]))
+    worker.answer(0)
     peer.expect_reply(GET, ONE)
     peer.expect_reply(GET, ONE)
     assert len(worker.queries) == 2

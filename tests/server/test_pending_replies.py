@@ -8,33 +8,12 @@ from typing import Any
 
 import pytest
 
-from compat.waiting import eventually
 from resp_server.pipeline import context as contexts
+from tests.server.conftest import OtherWorkers
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known
 EMPTY_LIST = b"$0\r\n\r\n"
-
-
-class Others:
-    """Other processes, whose answers come when the test says."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self.waiting: list[Callable[[list[Any]], None]] = []
-        server.server.context.workers = self
-
-    def query(self, name: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
-        self.waiting.append(then)
-
-    def wait_for(self, count: int) -> None:
-        """Wait until the server has sent so many queries."""
-        eventually(lambda: self._server.call(lambda: len(self.waiting)), lambda found: found >= count)
-
-    def answer(self, *answers: Any) -> None:
-        """Answer the first query."""
-        self.wait_for(1)
-        self._server.call(lambda: self.waiting.pop(0)(list(answers)))
 
 
 @pytest.fixture
@@ -43,15 +22,15 @@ def server(serve: Callable[..., Any]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def others(server: Any) -> Others:
-    return Others(server)
+def others(server: Any) -> OtherWorkers:
+    return OtherWorkers(server)
 
 
-def test_requests_behind_pending_reply_wait_for_it(server: Any, others: Others) -> None:
+def test_requests_behind_pending_reply_wait_for_it(server: Any, others: OtherWorkers) -> None:
     waiting, other = server.connect(), server.connect()
     waiting.send(PING + LIST + PING + LIST + PING)
     waiting.expect(PONG)
-    others.wait_for(1)
+    others.wait_for_queries(1)
     other.expect_reply(PING, PONG)  # nobody else waits
     waiting.send(PING)  # comes while the reply is pending
     others.answer([])
@@ -60,7 +39,7 @@ def test_requests_behind_pending_reply_wait_for_it(server: Any, others: Others) 
     assert waiting.read(len(EMPTY_LIST + PONG + PONG)) == EMPTY_LIST + PONG + PONG
 
 
-def test_answers_of_other_workers_are_part_of_reply(server: Any, others: Others) -> None:
+def test_answers_of_other_workers_are_part_of_reply(server: Any, others: OtherWorkers) -> None:
     peer = server.connect()
     peer.send(b"CLIENT KILL ID 77\r\n")
     others.answer([77], [])
@@ -71,7 +50,7 @@ def test_answers_of_other_workers_are_part_of_reply(server: Any, others: Others)
     assert peer.read(len(error)) == error
 
 
-def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_worker_is_left_out(server: Any, others: OtherWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
     peer.expect_reply(LIST + PING, EMPTY_LIST + PONG)
@@ -79,10 +58,10 @@ def test_slow_worker_is_left_out(server: Any, others: Others, monkeypatch: pytes
     peer.expect_reply(PING, PONG)
 
 
-def test_client_that_leaves_meanwhile_is_forgotten(server: Any, others: Others) -> None:
+def test_client_that_leaves_meanwhile_is_forgotten(server: Any, others: OtherWorkers) -> None:
     peer, other = server.connect(), server.connect()
     peer.send(LIST)
-    others.wait_for(1)
+    others.wait_for_queries(1)
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing sends a reset
     peer.socket.close()
     other.expect_reply(PING, PONG)
@@ -90,7 +69,7 @@ def test_client_that_leaves_meanwhile_is_forgotten(server: Any, others: Others) 
     other.expect_reply(PING, PONG)
 
 
-def test_half_closed_client_gets_its_pending_reply(server: Any, others: Others) -> None:
+def test_half_closed_client_gets_its_pending_reply(server: Any, others: OtherWorkers) -> None:
     peer = server.connect()
     peer.send(LIST + PING)
     peer.socket.shutdown(socket.SHUT_WR)
@@ -98,7 +77,7 @@ def test_half_closed_client_gets_its_pending_reply(server: Any, others: Others) 
     assert peer.read_all() == EMPTY_LIST + PONG
 
 
-def test_command_of_client_with_replies_off_is_run(server: Any, others: Others) -> None:
+def test_command_of_client_with_replies_off_is_run(server: Any, others: OtherWorkers) -> None:
     peer = server.connect()
     peer.send(b"CLIENT REPLY SKIP\r\nCLIENT KILL ID 1 SKIPME no\r\n")  # itself
     others.answer([])

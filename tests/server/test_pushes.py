@@ -10,7 +10,7 @@ import pytest
 
 from resp_server.client.connection import Connection
 from resp_server.settings.server import OUTPUT_LIMITS
-from tests.server.conftest import OtherProcesses
+from tests.server.conftest import OtherWorkers
 
 pytestmark = pytest.mark.pure
 
@@ -74,15 +74,13 @@ def test_push_waits_for_end_of_reply_in_steps(running: Any, asked: bytes, monkey
 
 def test_push_waits_for_reply_that_needs_other_workers(running: Any) -> None:
     server = running.server.context
-    answered: list[Callable[[list[Any]], None]] = []
-    server.workers = OtherProcesses(answered)
+    workers = OtherWorkers(running)
     peer = running.connect()
     peer.expect_reply(PING, PONG)
     peer.send(CLIENT_LIST + PING)
-    while not answered:
-        running.call(lambda: None)
+    workers.wait_for_queries()
     running.call(lambda: server.clients.push(1, PUSH))
-    running.call(lambda: answered.pop()([]))
+    workers.answer()
     received = peer.read_until(PONG)
     assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), received, re.DOTALL)
 
@@ -104,12 +102,10 @@ def test_client_that_does_not_read_is_disconnected(running: Any) -> None:
 
 def test_bytes_behind_pending_reply_count_against_limit(running: Any) -> None:
     server = running.server.context
-    asked: list[Any] = []
-    server.workers = OtherProcesses(asked)
+    workers = OtherWorkers(running)
     peer = running.connect()
     peer.send(CLIENT_LIST)
-    while not asked:
-        running.call(lambda: None)
+    workers.wait_for_queries()
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     for _ in range(3):
         running.call(lambda: server.clients.push(1, frame))

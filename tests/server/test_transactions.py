@@ -20,7 +20,7 @@ from state_backend.store import pinned_epochs
 from state_backend.store.keyspace import Job
 from state_backend.store.memory_store import MemoryStore
 from tests.builders import apply_epoch
-from tests.server.conftest import OtherProcesses
+from tests.server.conftest import OtherWorkers
 from tests.server.socket_requests import bulk
 
 pytestmark = pytest.mark.pure
@@ -239,16 +239,15 @@ def test_client_that_leaves_during_exec_leaves_no_view_open(
     epochs.store.close()
 
 
-def test_command_that_asks_other_processes_is_waited_for_within_exec(server: Any) -> None:
-    waiting: list[Callable[[list[Any]], None]] = []
-    server.server.context.workers = OtherProcesses(waiting)
+def test_exec_waits_for_command_that_queries_other_workers(server: Any) -> None:
+    workers = OtherWorkers(server)
     peer, other = server.connect(), server.connect()
     peer.send(lines("MULTI", "PING", "CLIENT LIST TYPE pubsub", "PING", "EXEC", "PING"))
     head = OK + QUEUED * 3 + b"*3\r\n" + PONG
     assert peer.read(len(head)) == head
-    eventually(lambda: server.call(lambda: len(waiting)))
+    workers.wait_for_queries()
     other.expect_reply(PING, PONG)
-    server.call(lambda: waiting.pop(0)([]))
+    workers.answer()
     assert peer.read(len(PONG) * 2 + 6) == b"$0\r\n\r\n" + PONG * 2
 
 
