@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
-from enum import Enum, auto
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -27,6 +26,7 @@ from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import end_caching
 from resp_server.pipeline.error_replies import error_reply
 from resp_server.pipeline.immediate import ImmediateBackend, ImmediatePipeline
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.pipeline.pipeline import pending_reply
 from resp_server.pipeline.slow_requests import NEVER_NS
 from resp_server.pipeline.transactions import TransactionBackend, Transactions
@@ -40,25 +40,15 @@ if TYPE_CHECKING:
     from resp_server.native.fast_path import FastPath
 
 
-class LocalReason(Enum):
-    """Why a backend sends no request to other processes, so that this process replies."""
-
-    TRANSACTION = auto()  # it is queued after MULTI, or is MULTI, EXEC, DISCARD, WATCH or UNWATCH
-    LOCAL = auto()  # its command is about this process
-    NO_KEYS = auto()  # the selected database is empty
-    REFUSED = auto()  # its form, or what the client may do: the reply is an error
-
-
-# Adds a request's reply to a batch, or returns why it does not. It may wait for the client's next batch, in which the
-# request is the first.
-AnsweringRequest = Coroutine[None, ReplyBatch | None, LocalReason | None]
+# A request at the backend. It may wait for the client's next batch, in which the request is the first.
+RequestCoroutine = Coroutine[None, ReplyBatch | None, RequestOutcome]
 
 
 class WaitingRequest(NamedTuple):
     """A request that waits for its client's next batch."""
 
     request: Request
-    answering: AnsweringRequest
+    coroutine: RequestCoroutine
 
 
 class Backend(TransactionBackend, Protocol):
@@ -80,11 +70,11 @@ class Backend(TransactionBackend, Protocol):
     def new_batch(self, session: Session) -> ReplyBatch:
         """Return a batch for the replies to a client's requests."""
 
-    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
-        """Send a request that needs no checks but those of its form and its client; False: it needs others."""
+    def send_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+        """Send a request that needs no checks but those of its form and its client; return whether it was sent."""
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
-        """Add a request's reply to a batch, or return why not. batch.is_last: later requests have to wait."""
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:
+        """Add a request's reply to a batch, if the backend answers it. batch.is_last: later requests have to wait."""
 
     def check(self, context: CommandContext, command: Command, request: Request) -> None:
         """Raise the error of a request that this backend can neither run nor queue, after the checks of `admission`."""
@@ -148,9 +138,9 @@ class BatchedPipeline:
                 waiting = self._waiting.pop(session.id, None) if self._waiting else None
                 next_batch: ReplyBatch | None
                 if waiting is not None and waiting.request is request:
-                    answering, next_batch = waiting.answering, batch
+                    coroutine, next_batch = waiting.coroutine, batch
                 else:
-                    if backend.answer_at_once(session, request, batch):
+                    if backend.send_at_once(session, request, batch):
                         if perf_counter_ns() >= ends_ns:
                             break
                         continue
@@ -159,14 +149,14 @@ class BatchedPipeline:
                         answered -= 1
                         break
                     session.begin_command()
-                    answering, next_batch = backend.answer(context, request, batch), None  # None starts the coroutine
+                    coroutine, next_batch = backend.answer(context, request, batch), None  # None starts it
                 try:
-                    answering.send(next_batch)
+                    coroutine.send(next_batch)
                 except StopIteration as end:
-                    reason = end.value
-                    later = None if reason is None else self._answer_here(context, request, batch, reason)
+                    if end.value is not RequestOutcome.ANSWERED:
+                        later = self._answer_here(context, request, batch, end.value)
                 else:
-                    self._waiting[session.id] = WaitingRequest(request, answering)
+                    self._waiting[session.id] = WaitingRequest(request, coroutine)
                     answered -= 1
                     break
             except Exception as error:  # it fails this request only
@@ -210,10 +200,12 @@ class BatchedPipeline:
         batch.refuse(index, error)
 
     def _answer_here(
-        self, context: CommandContext, request: Request, batch: ReplyBatch, reason: LocalReason
+        self, context: CommandContext, request: Request, batch: ReplyBatch, outcome: RequestOutcome
     ) -> Sliced | None:
         """Answer a request that the backend does not. Returns a reply in steps, which is sent after the batch."""
-        if reason is LocalReason.TRANSACTION and self._transactions.answer(context, request, batch):
+        if outcome is RequestOutcome.TRANSACTION:
+            outcome = self._transactions.answer(context, request, batch)
+        if outcome is RequestOutcome.ANSWERED:
             batch.is_last = True
             return None
         session, reply = context.session, self._local.reply_to(context, request)

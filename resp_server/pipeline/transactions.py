@@ -17,6 +17,7 @@ from resp_server.pipeline.admission import may_leave
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import keys_read
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.protocol.errors import ExecAbortError, NoPermError, ReplyError
 from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.answers import Answer, ReadSeenEpochs, run_in_steps, run_into
@@ -99,8 +100,8 @@ class Transactions:
         self._server, self._backend, self._table = server, backend, server.table
         self._multi_command, self._exec_command = server.table.find(MULTI), server.table.find(EXEC)
 
-    def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> bool:
-        """Add the reply to an EXEC or a WATCH that the backend runs; False: this process replies, maybe an error."""
+    def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:
+        """Add the reply to an EXEC or a WATCH, if the backend runs it."""
         session, transaction = context.session, context.session.transaction
         command, length = self._table.get(request[0]), len(request)
         special = None if command is None else command.policy.special
@@ -111,12 +112,12 @@ class Transactions:
             special is SpecialCommand.WATCH and length > 1 and transaction is None and self._backend.has_keys(session)
         )
         if command is None or not (is_exec or is_watch) or not may_leave(session, command, request):
-            return False
+            return RequestOutcome.LOCAL
         if transaction is not None:
             self._execute(context, transaction, batch)
         else:
             self._backend.watch(context, request, batch)
-        return True
+        return RequestOutcome.ANSWERED
 
     def _execute(self, context: CommandContext, transaction: Transaction, batch: ReplyBatch) -> None:
         """Add the reply to EXEC to a batch. The session is in no transaction any more."""

@@ -15,7 +15,7 @@ from functools import partial
 
 from resp_server.backends.redis.key_changes import KeyChanges
 from resp_server.backends.routing.result_cache import CachedRead, ResultCache, Write
-from resp_server.backends.routing.route import Route
+from resp_server.backends.routing.route import CacheableRead
 from resp_server.raw_replies.answers import Answer, Answering, CallbackWait
 from resp_server.raw_replies.raw_reply import is_error
 from resp_server.session.session import Session
@@ -42,36 +42,42 @@ class CachedReads:
         """
         return None if has_exact and not self._changes.is_current else self._cache
 
-    def reply_to(self, route: Route, read: CachedRead, session: Session) -> bytes | None:
+    def reply_to(self, use: CacheableRead, read: CachedRead, session: Session) -> bytes | None:
         """Return the reply to a read, if it is cached, and not older than a reply that the client gets before it."""
-        if route.can_overtake_cache and not self._changes.is_current:
+        if use.exact and not self._changes.is_current:
             return None
-        if route.can_overtake_cache and any(self._reading.has(session.id, key) for key in route.cached_keys):
+        if use.exact and any(self._reading.has(session.id, key) for key in use.keys):
             return None
         reply = self._cache.get(read)
         self._cache.hits += reply is not None
         return reply
 
-    async def filled(self, route: Route, read: CachedRead, session: Session, answering: Answering) -> Answer:
+    async def filled(self, use: CacheableRead, read: CachedRead, session: Session, answering: Answering) -> Answer:
         """Return the answer to a read, and cache it."""
         self._cache.misses += 1
         fill = None
-        if not route.can_overtake_cache or self._changes.is_current:
-            fill = self._cache.begin_fill(read, route.cached_keys, route.cache_s)
+        if not use.exact or self._changes.is_current:
+            fill = self._cache.begin_fill(read, use.keys, use.cache_s)
         kept = None
         try:
-            answer = await self.once_cache_is_current(route, session, answering)
+            answer = await self.once_cache_is_current(use.exact, session, answering)
             kept = answer.reply if isinstance(answer.reply, bytes) and not is_error(answer.reply) else None
             return answer
         finally:
             if fill is not None:
                 self._cache.end_fill(fill, kept)
 
-    async def once_cache_is_current(self, route: Route, session: Session, answering: Answering) -> Answer:
-        """Return the answer to a read when the cache is not older than the answer."""
-        if not route.can_overtake_cache or not self._changes.is_current:
+    async def once_cache_is_current(
+        self, exact: Sequence[bytes] | None, session: Session, answering: Answering
+    ) -> Answer:
+        """Return the answer to a read when the cache is not older than the answer.
+
+        Args:
+            exact: The keys of the read that are cached exactly; None: maybe any key.
+        """
+        if (exact is not None and not exact) or not self._changes.is_current:
             return await answering
-        end_read = self._reading.begin(session.id, route.changed or None)
+        end_read = self._reading.begin(session.id, exact)
         try:
             answer = await answering
             await CallbackWait(self._changes.fence)

@@ -74,7 +74,7 @@ class DedicatedRequests:
         if len(request) == 4 and request[3].upper() not in UNBLOCK_REASONS:
             return ()
         blocked = [(pool, pool.dedicated.get(int(request[2]))) for pool in pools]
-        return [(pool, own) for pool, own in blocked if own is not None and own.is_blocked]
+        return [(pool, connection) for pool, connection in blocked if connection is not None and connection.is_blocked]
 
     def unblock(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
         """Send CLIENT UNBLOCK about a client that is blocked at the upstream; False if it is about no such client."""
@@ -82,15 +82,15 @@ class DedicatedRequests:
         if not found:
             return False
         index = batch.expect(session.replies_suppressed)
-        for number, (pool, own) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
-            run_into(_unblocked(request, session, pool, own), DISCARD if number else batch, index)
+        for number, (pool, connection) in enumerate(found):  # WAIT is sent to all nodes of a Redis Cluster
+            run_into(_unblocked(request, session, pool, connection), DISCARD if number else batch, index)
         return True
 
 
-async def _unblocked(request: Request, session: Session, pool: UpstreamPool, own: DedicatedConnection) -> Answer:
+async def _unblocked(request: Request, session: Session, pool: UpstreamPool, connection: DedicatedConnection) -> Answer:
     """Return the upstream's reply to CLIENT UNBLOCK, which is sent once the id of the blocked connection is known."""
-    await CallbackWait(lambda then: own.with_upstream_id(lambda upstream_id: then()))
-    if own.upstream_id is None:
+    await CallbackWait(lambda then: connection.with_upstream_id(lambda upstream_id: then()))
+    if connection.upstream_id is None:
         return Answer(NOT_BLOCKED)
-    packed = pack((*request[:2], b"%d" % own.upstream_id, *request[3:]))
+    packed = pack((*request[:2], b"%d" % connection.upstream_id, *request[3:]))
     return await ask(partial(pool.send, session.id, session.protocol, packed, is_read=False))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from resp_server.backends.overlay.preferred_reads import ABSENT
 from resp_server.backends.routing.key_aliases import StateRead
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import AliasedRoute, PreferredRoute, SplitRoute
 from resp_server.backends.servers.request_split import merge_parts
 from resp_server.protocol.request_parser import Request
 from resp_server.raw_replies.raw_reply import RawReply, Steps, is_error, result_of
@@ -29,13 +29,11 @@ class SplitRead(NamedTuple):
     join: Callable[[Sequence[RawReply], Sequence[RawReply]], Steps[RawReply]]
 
 
-def split_by_backend(route: Route, request: Request) -> SplitRead:
-    """Split a request of `Destination.BOTH` or `PREFERRED`. The states' requests must be answered from one epoch.
+def split_by_backend(route: SplitRoute, request: Request) -> SplitRead:
+    """Split a request by the backends of its keys. The states' requests must be answered from one epoch.
 
     A read of a key whose rule is `prefer-state` is sent to both backends, and to the states with an EXISTS before it.
     """
-    if route.destination is Destination.PREFERRED:
-        return _preferred(route, request)
     request = request if route.request is None else route.request
     of_states = {*route.state_keys, *route.preferred, *route.fields}
     theirs = [at for at in range(1, len(request)) if at not in of_states]
@@ -63,9 +61,8 @@ def split_by_backend(route: Route, request: Request) -> SplitRead:
     return SplitRead(upstream, states, join)
 
 
-def alias_split(route: Route) -> SplitRead:
-    """Return the request of `Destination.ALIASED`, which is for the states only."""
-    assert route.request is not None
+def alias_split(route: AliasedRoute) -> SplitRead:
+    """Return the requests of a route that is for the states only."""
     convert = route.convert
     requests = [route.request] if route.of_key is None else [route.request, route.of_key]
 
@@ -76,8 +73,9 @@ def alias_split(route: Route) -> SplitRead:
     return SplitRead([], requests, join)
 
 
-def _preferred(route: Route, request: Request) -> SplitRead:
-    (read,) = route.preferred.values()
+def preferred_split(route: PreferredRoute, request: Request) -> SplitRead:
+    """Return the requests to both backends for a key that the states answer if they have it."""
+    read = route.read
 
     def join(from_upstream: Sequence[RawReply], from_states: Sequence[RawReply]) -> Steps[RawReply]:
         yield

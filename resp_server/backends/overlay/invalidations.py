@@ -8,7 +8,7 @@ from functools import partial
 from resp_server.backends.overlay.long_requests import is_long
 from resp_server.backends.redis.logins import Logins
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import AliasedRoute, PreferredRoute, Route, SplitRoute, is_in_chunks
 from resp_server.backends.routing.rules import Owner
 from resp_server.pipeline.context import ServerContext
 from resp_server.pipeline.effects import keys_read
@@ -58,7 +58,7 @@ class OverlayInvalidations:
         state, command = session.tracking_state, route.routed.command
         if state is None or not state.records_reads or session.transaction is not None or command is None:
             return
-        if route.is_in_chunks or (route.destination is Destination.ALIASED and is_long(request)):
+        if is_in_chunks(route) or (type(route) is AliasedRoute and is_long(request)):
             self._tracking.enqueue_resend(state, None)  # all keys: to list so many would take too long
-        elif route.destination in (Destination.BOTH, Destination.PREFERRED):
+        elif type(route) in (SplitRoute, PreferredRoute):
             self._tracking.enqueue_resend(state, keys_read(command, request))

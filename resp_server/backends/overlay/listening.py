@@ -18,7 +18,7 @@ from resp_server.backends.overlay.subscriptions import OverlaySubscriptions, is_
 from resp_server.backends.overlay.upstream_events import UpstreamEvents
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination
+from resp_server.backends.routing.route import WITHOUT_UPSTREAM, AliasedRoute, DroppedRoute, PreferredRoute
 from resp_server.backends.routing.router import Router
 from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.policy import SpecialCommand, Verb
@@ -34,7 +34,7 @@ from resp_server.session.session import Session
 from resp_server.session.subscriptions import SubscriptionKind
 
 # Requests that do not wait for the upstream, or may not have to.
-NOT_FOR_UPSTREAM = WITHOUT_UPSTREAM | {Destination.ALIASED, Destination.PREFERRED, Destination.DROPPED}
+NOT_FOR_UPSTREAM = (*WITHOUT_UPSTREAM, AliasedRoute, PreferredRoute, DroppedRoute)
 
 
 class Listening:
@@ -76,20 +76,20 @@ class Listening:
                 return pool
         return upstream.message_pool
 
-    async def confirmed(
+    async def confirm(
         self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
-    ) -> ReplyBatch | None:
-        """Have the upstream confirm a command; return the batch for the proxy's reply, or None after a refusal."""
+    ) -> tuple[bool, ReplyBatch]:
+        """Have the upstream confirm a command, if it has to; see `OverlaySubscriptions.confirm`."""
         session = context.session
         if session.transaction is not None and routed.policy.special is SpecialCommand.MONITOR:
-            return batch  # EXEC replies Redis' error
+            return True, batch  # EXEC replies Redis' error
         if self._needs_confirmation(context, routed, request):
             if is_about_keys(routed.name, request):
                 # Read first: the states' servers get the setting with the subscription, and confirm both.
                 self.subscriptions.keep_order(routed.name, request, session)
                 _, batch = await between_batches(self._events.read(), batch)
-            return await self.subscriptions.confirmed(routed.name, request, session, batch)
-        return batch
+            return await self.subscriptions.confirm(routed.name, request, session, batch)
+        return True, batch
 
     def local_requests(self, command: Command, is_connected: Callable[[Session], bool]) -> LocalRequests | None:
         """Return for which requests outside of MULTI the upstream has nothing to do; None: for none, as MONITOR."""
@@ -148,7 +148,7 @@ class Listening:
             route = router.route(request, database)
         except GenericError:
             return router.needs_getkeys(request)  # otherwise it is refused
-        return route is not None and route.destination not in NOT_FOR_UPSTREAM
+        return route is not None and type(route) not in NOT_FOR_UPSTREAM
 
 
 def may_replicate(router: Router, request: Request) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from resp_server import native
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.routing.long_arguments import without_long_arguments
-from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Route
+from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Route, SplitRoute, is_in_chunks
 from resp_server.backends.servers.long_requests import CHUNK_KEYS, answer_in_chunks
 from resp_server.backends.servers.request_split import merge_parts
 from resp_server.command.overlay_commands import OverlayCommand
@@ -70,10 +70,10 @@ class OverlayLongRequests:
     def _decided(self, context: CommandContext, request: LongRequest) -> Steps[Route | None]:
         session = context.session
         route = yield from self._sender.router.route_in_steps(request, session.next_db)
-        if route is None or route.destination in WITHOUT_UPSTREAM:
+        if route is None or type(route) in WITHOUT_UPSTREAM:
             return route
         yield from self.check_rights(context, route.routed, request)
-        if session.transaction is not None and route.is_in_chunks:
+        if session.transaction is not None and is_in_chunks(route):
             if len(request) > UNSPLIT_ARGUMENTS_MAX:
                 assert route.routed.command is not None  # only commands of Redis are split
                 raise too_long(route.routed.command)  # EXEC could not wait for its chunks
@@ -88,7 +88,7 @@ class OverlayLongRequests:
                 yield
 
     async def answer_in_chunks(
-        self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch
+        self, context: CommandContext, route: SplitRoute, request: Request, batch: ReplyBatch
     ) -> Answer:
         """Answer a read with keys of both backends."""
         command, session = route.routed.command, context.session
@@ -120,7 +120,7 @@ class OverlayLongRequests:
 
 
 def _split(
-    route: Route, request: Request
+    route: SplitRoute, request: Request
 ) -> Steps[tuple[tuple[LongRequest, LongRequest], tuple[array[int], array[int]]]]:
     """Return the requests with the upstream's keys and with the others, and the places of the keys in the reply."""
     is_other = bytearray(len(request))

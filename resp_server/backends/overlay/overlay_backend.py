@@ -30,9 +30,21 @@ from resp_server.backends.redis.logins import Logins
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.long_arguments import VALUE_BYTES_MAX
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import (
+    AliasedRoute,
+    AllKeysRoute,
+    DroppedRoute,
+    LocalRoute,
+    PreferredRoute,
+    Route,
+    SelectRoute,
+    SplitRoute,
+    StatesRoute,
+    UpstreamRoute,
+    changed_keys,
+)
 from resp_server.backends.routing.router import Router
-from resp_server.backends.routing.upstream_settings import not_passed_on
+from resp_server.backends.routing.upstream_settings import AskedEvents, not_passed_on
 from resp_server.backends.servers.aliased_keys import AliasedKeys
 from resp_server.backends.servers.getkeys import GetkeysLookup
 from resp_server.backends.servers.servers_backend import ServersBackend
@@ -42,10 +54,10 @@ from resp_server.command.spec import CommandSpec
 from resp_server.command.table import Command
 from resp_server.pipeline.admission import check_routed_user, may_leave
 from resp_server.pipeline.batch import ReplyBatch, between_batches, next_batch
-from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.keyless_commands import LocalRequests
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, not_for_subscribers
 from resp_server.protocol.replies import Reply, Retry, encode
@@ -211,51 +223,48 @@ class OverlayBackend:
         """Return a batch for the replies to a client's requests."""
         return self._servers.new_batch(session, REPLIES_BYTES_MAX)
 
-    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+    def send_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
         """Return False: each key's owner must be found."""
         return False
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
-        """Answer a request by the backends that have its keys, or return why not; ReplyError if none may answer it."""
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:
+        """Answer a request by the backends that have its keys; ReplyError if none may answer it."""
         session = context.session
         if self._has_client_logins and session.transaction is None and not is_long(request):
             login = login_in(request)
             if login is not None:
                 self._clients.log_in(context, login, batch)
                 batch.is_last = True
-                return None
+                return RequestOutcome.ANSWERED
         if not session.is_authenticated:  # the error is a server's: it does not reveal the owner of a key
             return await self._servers.answer(context, request, batch)
-        found, batch = await self._found_route(context, request, batch)
-        while found is not None and len(batch) and self._is_first_of_batch(found, request, session):
-            if listens(found.routed.policy):
-                self._listening.keep_order(context, found.routed, request)
+        route, batch = await self._found_route(context, request, batch)
+        while route is not None and len(batch) and self._is_first_of_batch(route, request, session):
+            if listens(route.routed.policy):
+                self._listening.keep_order(context, route.routed, request)
             batch = await next_batch()
-            found, batch = await self._found_route(context, request, batch)
-        if found is None:
-            is_answered = self._answer_sentinel(request, session, batch)
-        else:
-            match found.destination:
-                case Destination.LOCAL:
-                    unanswered = await self._answer_local(context, found.routed, request, batch)
-                    is_answered = unanswered is None
-                    batch = batch if unanswered is None else unanswered  # a batch without replies yet is false
-                case Destination.STATES:
-                    is_history = found.routed.policy.special is SpecialCommand.STATE_HISTORY
-                    is_answered = is_history and self._answer_history(context, found.routed, request, batch)
-                case (
-                    Destination.UPSTREAM
-                    | Destination.BOTH
-                    | Destination.ALIASED
-                    | Destination.PREFERRED
-                    | Destination.ALL_KEYS
-                    | Destination.SELECT
-                    | Destination.DROPPED
-                ):
-                    is_answered = self._answer_beyond_states(context, found, request, batch)
-                case never:
-                    assert_never(never)
-        return None if is_answered else await self._servers.answer(context, request, batch)
+            route, batch = await self._found_route(context, request, batch)
+        match route:
+            case None:
+                return self._answer_sentinel(request, session, batch)
+            case LocalRoute():
+                return await self._answer_local(context, route.routed, request, batch)
+            case StatesRoute():
+                if route.routed.policy.special is SpecialCommand.STATE_HISTORY and session.transaction is None:
+                    return self._answer_history(context, route.routed, request, batch)
+                return await self._servers.answer(context, request, batch)
+            case (
+                UpstreamRoute()
+                | SplitRoute()
+                | AliasedRoute()
+                | PreferredRoute()
+                | AllKeysRoute()
+                | SelectRoute()
+                | DroppedRoute()
+            ):
+                return self._answer_beyond_states(context, route, request, batch)
+            case never:
+                assert_never(never)
 
     async def _found_route(
         self, context: CommandContext, request: Request, batch: ReplyBatch
@@ -278,45 +287,52 @@ class OverlayBackend:
     def _is_first_of_batch(self, route: Route, request: Request, session: Session) -> bool:
         """Return whether a request waits for earlier replies: it may take long, or takes another connection."""
         policy = route.routed.policy
+        is_blocking = type(route) is UpstreamRoute and route.is_blocking
         if policy.special is None and not (
-            route.is_blocking or policy.channels or policy.kills_a_script or policy.changes_replication
+            is_blocking or policy.channels or policy.kills_a_script or policy.changes_replication
         ):
             return False  # as most requests
-        if route.destination is Destination.LOCAL:
+        if type(route) is LocalRoute:
             if policy.special is SpecialCommand.RESET:  # it closes the client's connection
                 return self._dedicated.has_connection(session.id, self._logins.pools)
             return listens(policy) and session.transaction is None
         if session.transaction is not None:
             return False
-        if route.destination is Destination.SELECT and len(request) == 2:
+        if type(route) is SelectRoute and len(request) == 2:
             return self._logins.of(session.id).number_of(request[1]) != session.db
         needs_dedicated = policy.special is SpecialCommand.WATCH or policy.kills_a_script
         is_first = needs_dedicated and not self._dedicated.has_connection(
             session.id, self._sender.upstream_of(session).pools
         )
-        return route.is_blocking or is_first or policy.changes_replication
+        return is_blocking or is_first or policy.changes_replication
 
-    def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> bool:
-        """Answer SENTINEL, with this proxy as the master; False: it is another command, or no sentinel is known."""
+    def _answer_sentinel(self, request: Request, session: Session, batch: ReplyBatch) -> RequestOutcome:
+        """Answer SENTINEL, with this proxy as the master. Refuse other commands that are unknown."""
         if not self._sentinel_master or request[0].lower() != b"sentinel":
-            return False
+            return RequestOutcome.REFUSED
         host, _, port = session.local_address.rpartition(":")
         reply = sentinel_reply(request, self._sentinel_master, host.strip("[]").encode(), port.encode())
         batch.add(b"" if session.replies_suppressed else encode(reply, session.protocol))
-        return True
+        return RequestOutcome.ANSWERED
 
-    def _answer_beyond_states(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
-        """Answer a request that is not, or not only, about states; False: the proxy refuses it."""
+    def _answer_beyond_states(
+        self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch
+    ) -> RequestOutcome:
+        """Answer or queue a request that is not, or not only, about states."""
         session = context.session
         if session.tracking_state is not None:
             self._invalidations.after_reply(session, route, request)
         if session.transaction is not None:
-            if route.asked_events is not None:  # its reply is known only when the upstream has answered
+            if (
+                type(route) is UpstreamRoute and type(route.use) is AskedEvents
+            ):  # its reply is known only when the upstream has answered
                 raise not_passed_on(route.routed.name)
             return self._transactions.queue(context, session.transaction, route, request, batch)
         return self._answer_alone(context, route, request, batch)
 
-    def _answer_alone(self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch) -> bool:
+    def _answer_alone(
+        self, context: CommandContext, route: Route, request: Request, batch: ReplyBatch
+    ) -> RequestOutcome:
         """Answer a request for the upstream, or for both backends, outside of MULTI."""
         session, routed, special = context.session, route.routed, route.routed.policy.special
         if not is_long(request):  # the rights to a long one were checked in steps
@@ -327,53 +343,52 @@ class OverlayBackend:
         # A RESP2 subscriber may send few commands. The upstream refuses the others that it receives; those that never
         # reach it are refused here.
         if session.gets_messages_as_replies and not routed.policy.runs_while_subscribed:
-            if route.destination is not Destination.UPSTREAM:
-                return False
+            if type(route) is not UpstreamRoute:
+                return RequestOutcome.REFUSED
             # Maybe it is no subscriber of the key's node; and WAIT is sent behind a write, which would be refused.
             if self._sender.upstream_of(session).node_count > 1 or routed.policy.waits_for_writes:
                 self.router.commands.check_form(routed, request)
                 raise not_for_subscribers(routed.name)
-        if route.destination is Destination.SELECT and len(request) == 2:
+        if type(route) is SelectRoute and len(request) == 2:
             self._clients.select(request[1], session, batch)
-            return True
+            return RequestOutcome.ANSWERED
         session.last_command = routed.name
         self._server.stats.command_stats(routed.name).calls += 1
         if routed.is_subscription:
             self._listening.subscriptions.begin_module_subscription(routed.name, session)
         if special is SpecialCommand.WATCH:
             self._transactions.watch(context, route, request, batch)
-        elif route.destination is Destination.ALL_KEYS:
+        elif type(route) is AllKeysRoute:
             self._sender.query_keyspace(special, request, session, batch)
-        elif route.is_blocking:
-            batch.block()
-            batch.is_last = True
-            blocking, changed = partial(self._dedicated.block, routed, request, session), self._changes.cached.changed
-            batch.answer(lambda: changed(route.changed, session, blocking()), session.replies_suppressed)
+        elif type(route) is UpstreamRoute and route.is_blocking:
+            self._answer_blocking(route, request, session, batch)
         elif self._is_long_read_of_states(route, request, session):
             batch.is_last = True
-            return self._servers.long.answer(context, cast(LongRequest, route.request), batch)
-        elif route.is_in_chunks:
+            return self._servers.long.answer(context, cast(LongRequest, cast(AliasedRoute, route).request), batch)
+        elif type(route) is SplitRoute and route.is_in_chunks:
             batch.is_last = True
-            answering = partial(self._long.answer_in_chunks, context, route, request, batch)
-            batch.answer(answering, session.replies_suppressed)
+            start_answer = partial(self._long.answer_in_chunks, context, route, request, batch)
+            batch.answer(start_answer, session.replies_suppressed)
         else:
             self._sender.send(route, request, session, batch)
-        return True
+        return RequestOutcome.ANSWERED
+
+    def _answer_blocking(self, route: UpstreamRoute, request: Request, session: Session, batch: ReplyBatch) -> None:
+        batch.block()
+        batch.is_last = True
+        block, changed = partial(self._dedicated.block, route.routed, request, session), self._changes.cached.changed
+        batch.answer(lambda: changed(changed_keys(route), session, block()), session.replies_suppressed)
 
     @staticmethod
     def _is_long_read_of_states(route: Route, request: Request, session: Session) -> bool:
         """Return whether the states get a long request under their names, to which rules of users do not apply."""
-        is_complete = route.destination is Destination.ALIASED and route.convert is None
+        is_complete = type(route) is AliasedRoute and route.convert is None
         return is_complete and is_long(request) and session.user.is_unrestricted
 
     async def _answer_local(
         self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
-    ) -> ReplyBatch | None:
-        """End at the upstream what RESET, DISCARD, EXEC, UNWATCH or CLIENT UNBLOCK end here; confirm subscriptions.
-
-        Returns:
-            The batch for the proxy's reply; None: the reply is there.
-        """
+    ) -> RequestOutcome:
+        """End at the upstream what RESET, DISCARD, EXEC, UNWATCH or CLIENT UNBLOCK end here; confirm subscriptions."""
         session, special = context.session, routed.policy.special
         if special is SpecialCommand.RESET and len(request) == 1:
             if self._listening.subscriptions.end(session, batch):
@@ -386,32 +401,29 @@ class OverlayBackend:
         if len(request) == 1 and (is_end or (special is SpecialCommand.UNWATCH and transaction is None)):
             self._dedicated.unwatch(session)
         if listens(routed.policy):
-            return await self._listening.confirmed(context, routed, request, batch)
+            is_confirmed, batch = await self._listening.confirm(context, routed, request, batch)
+            if not is_confirmed:  # the reply is the upstream's error
+                return RequestOutcome.ANSWERED
         if special is SpecialCommand.CLIENT_UNBLOCK and transaction is None:
             check_routed_user(context, routed, request)
             if self._dedicated.unblock(request, session, batch):
-                return None
-        return batch
+                return RequestOutcome.ANSWERED
+        return await self._servers.answer(context, request, batch)
 
     def _answer_history(
         self, context: CommandContext, routed: OverlayCommand, request: Request, batch: ReplyBatch
-    ) -> bool:
-        """Request the history of a state's key from its server; GenericError for a key that is not a state's.
-
-        False: the proxy queues or refuses the request.
-        """
+    ) -> RequestOutcome:
+        """Request the history of a state's key from its server; GenericError for a key that is not a state's."""
         session, command = context.session, routed.command
-        if session.transaction is not None:
-            return False
         assert command is not None
         command.check_arity(request)
         if not may_leave(session, command, request):
-            return False
+            return RequestOutcome.REFUSED
         key_index = command.facts.first_key
         named = self.router.of_states(request, key_index, session.db)
         count_forwarded(context, command, request)
         self._servers.sender.answer_history(named, session, batch, request[key_index])
-        return True
+        return RequestOutcome.ANSWERED
 
     # -- other methods of `Backend` -----------------------------------------------------------------------------------
 

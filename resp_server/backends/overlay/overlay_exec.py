@@ -12,13 +12,35 @@ from functools import partial, reduce
 from typing import NamedTuple, assert_never
 
 from resp_server.backends.overlay.exec_listings import QueuedBackends
-from resp_server.backends.overlay.exec_reads import STATES, UPSTREAM, SplitRead, alias_split, split_by_backend
+from resp_server.backends.overlay.exec_reads import (
+    STATES,
+    UPSTREAM,
+    SplitRead,
+    alias_split,
+    preferred_split,
+    split_by_backend,
+)
 from resp_server.backends.overlay.keyspace import KeyspaceBackends
 from resp_server.backends.overlay.route_sender import OK, RouteSender
 from resp_server.backends.overlay.shadow import COMPARISONS_MAX, QueuedRead
 from resp_server.backends.overlay.upstream_transaction import UpstreamTransaction
 from resp_server.backends.redis.databases import OUT_OF_RANGE, Databases
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import (
+    AliasedRoute,
+    AllKeysRoute,
+    DroppedRoute,
+    LocalRoute,
+    PreferredRoute,
+    Route,
+    SelectRoute,
+    Shadowed,
+    ShadowedRead,
+    SplitRoute,
+    StatesRoute,
+    UpstreamRoute,
+    changed_keys,
+    is_in_chunks,
+)
 from resp_server.command.overlay_commands import OverlayCommand, Routing
 from resp_server.command.policies import special_of
 from resp_server.command.policy import SpecialCommand
@@ -120,7 +142,7 @@ class OverlayPlan:
     async def _route_of_long(self, request: LongRequest) -> Route | None:
         router = self._sender.router
         route = await run_in_steps(router.route_in_steps(request, self.database), self._sender.defer)
-        if route is not None and route.is_in_chunks:  # it was short enough to be queued
+        if route is not None and is_in_chunks(route):  # it was short enough to be queued
             return router.route(request, self.database)
         return route
 
@@ -132,26 +154,30 @@ class OverlayPlan:
             route = self._sender.router.route(request, self.database)
         if route is None:
             return self._add_for_states(request)
-        destination, routed = route.destination, route.routed
-        self._upstream.add_changed(route.changed)
-        match destination:
-            case Destination.UPSTREAM:
+        routed = route.routed
+        self._upstream.add_changed(changed_keys(route))
+        match route:
+            case UpstreamRoute():
                 at = self._upstream.begin_command(self.database)
-                if route.shadowed:
-                    self._add_shadowed(route, at)
+                if type(route.use) is ShadowedRead:
+                    self._add_shadowed(routed, route.use.shadowed, at)
                 await self._add_for_upstream(routed, request if route.request is None else route.request)
                 return SinglePlace(UPSTREAM, at)
-            case Destination.DROPPED:
+            case DroppedRoute():
                 return OK
-            case Destination.SELECT:
+            case SelectRoute():
                 return self._select(request[1])
-            case Destination.ALL_KEYS:
+            case AllKeysRoute():
                 return await self._add_listing(routed, request)
-            case Destination.BOTH | Destination.PREFERRED | Destination.ALIASED:
-                return await self._add_split(route, request)
-            case Destination.STATES | Destination.LOCAL:
+            case SplitRoute():
+                return await self._add_split(routed, split_by_backend(route, request))
+            case PreferredRoute():
+                return await self._add_split(routed, preferred_split(route, request))
+            case AliasedRoute():
+                return await self._add_split(routed, alias_split(route))
+            case StatesRoute() | LocalRoute():
                 # A command that is about states by its name, such as STATE MGET, does not count.
-                self.needs_states |= destination is Destination.STATES and routed.routing is Routing.BY_KEYS
+                self.needs_states |= type(route) is StatesRoute and routed.routing is Routing.BY_KEYS
                 if routed.policy.special is SpecialCommand.CLIENT_CACHING and self._session.tracking_state is not None:
                     self._upstream.cache_by(request)
                 return self._add_for_states(request)
@@ -167,23 +193,22 @@ class OverlayPlan:
         self.of_states.append(request)
         return SinglePlace(STATES, len(self.of_states) - 1)
 
-    async def _add_split(self, route: Route, request: Request) -> SplitPlace:
+    async def _add_split(self, routed: OverlayCommand, read: SplitRead) -> SplitPlace:
         """Add a read that both backends may answer."""
-        read = alias_split(route) if route.destination is Destination.ALIASED else split_by_backend(route, request)
         self.needs_states = True
         at = self._upstream.begin_command(self.database) if read.upstream else 0
         for each in read.upstream:
-            await self._add_for_upstream(route.routed, each)
+            await self._add_for_upstream(routed, each)
         self.of_states += read.states
         return SplitPlace(read, at, len(self.of_states) - len(read.states))
 
-    def _add_shadowed(self, route: Route, at: int) -> None:
+    def _add_shadowed(self, routed: OverlayCommand, shadowed: Sequence[Shadowed], at: int) -> None:
         """Remember a read that is to be compared."""
         if len(self.shadowed) >= COMPARISONS_MAX:
-            self._sender.shadow.skip(route.shadowed)
+            self._sender.shadow.skip(shadowed)
             return
         upstream = self._sender.databases_of(self._session).of(self.database)
-        self.shadowed.append(QueuedRead(at, route.shadowed, route.routed, upstream))
+        self.shadowed.append(QueuedRead(at, shadowed, routed, upstream))
 
     def _select(self, word: bytes) -> bytes:
         """Apply a queued SELECT; return its reply."""

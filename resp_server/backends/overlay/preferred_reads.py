@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from resp_server.backends.routing.key_aliases import StateRead
-from resp_server.backends.routing.route import Route
+from resp_server.backends.routing.route import SplitRoute
 from resp_server.backends.servers.request_split import merge_parts
 from resp_server.protocol.errors import ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
@@ -70,7 +70,7 @@ def _are_same(first: ReplyEpochs, second: ReplyEpochs) -> bool:
 
 
 async def split_read(
-    senders: ClientSenders, route: Route, request: Request, to_owners: Callable[[Request, ReplySink, int], None]
+    senders: ClientSenders, route: SplitRoute, request: Request, to_owners: Callable[[Request, ReplySink, int], None]
 ) -> Answer:
     """Answer a read of several keys: those of the upstream, those of the states, and each preferred key or field.
 

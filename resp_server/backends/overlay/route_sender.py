@@ -18,7 +18,23 @@ from resp_server.backends.redis.tracking import caching_before
 from resp_server.backends.redis.upstream import Upstream
 from resp_server.backends.routing.ownership import Ownership
 from resp_server.backends.routing.result_cache import read_of
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import (
+    AliasedRoute,
+    AllKeysRoute,
+    CacheableRead,
+    CachedKeysWrite,
+    DroppedRoute,
+    LocalRoute,
+    PreferredRoute,
+    ReplyUse,
+    Route,
+    SelectRoute,
+    ShadowedRead,
+    SplitRoute,
+    StatesRoute,
+    UncachedRead,
+    UpstreamRoute,
+)
 from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.scan_cursor import position_of
 from resp_server.backends.routing.upstream_settings import AskedEvents, events_in
@@ -36,6 +52,7 @@ from resp_server.pipeline.effects import keys_read
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.raw_replies.answers import Answer, Answering, ReadSeenEpochs, Replies, ReplyFuture, ask, run_into
+from resp_server.raw_replies.raw_reply import RawReply
 from resp_server.raw_replies.reply_sinks import ReplySink
 from resp_server.raw_replies.reply_splitter import pack
 from resp_server.session.session import Session
@@ -48,6 +65,12 @@ async def _confirmed(asked: AskedEvents, current: Answering) -> Answer:
     """Answer OK if the upstream's setting includes what a client asks for; GenericError otherwise."""
     asked.check(events_in((await current).reply))
     return Answer(OK)
+
+
+async def _compared(answering: Answering, compare: Callable[[RawReply], None]) -> Answer:
+    answer = await answering
+    compare(answer.reply)
+    return answer
 
 
 class RouteSender:
@@ -80,7 +103,7 @@ class RouteSender:
         self.defer, self.error_reply = server.clients.defer, servers.local.error_reply
         self.router, self.cached, self.shadow, self.is_strict = router, cached, shadow, is_strict
         self.new_batch = servers.new_batch
-        self.dropped_writes = 0  # requests that had `Destination.DROPPED`
+        self.dropped_writes = 0  # requests that had a `DroppedRoute`
 
     @property
     def owners(self) -> Ownership:
@@ -101,62 +124,73 @@ class RouteSender:
 
     def send(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request to the backends of its keys. batch.is_last: later requests have to wait for its reply."""
-        match route.destination:
-            case Destination.STATES:
+        match route:
+            case StatesRoute():
                 if not self._state_sender.send(self._table.find(request), request, session, batch):
                     raise GenericError("the request is malformed")
-            case Destination.UPSTREAM | Destination.SELECT:  # a SELECT here is malformed; the upstream has the error
+            case UpstreamRoute():
                 self._send_upstream(route, request, session, batch)
-            case Destination.BOTH:
+            case SelectRoute():  # it is malformed; the upstream has the error
+                self._send_upstream(UpstreamRoute(route.routed), request, session, batch)
+            case SplitRoute():
                 self._send_both(route, request, session, batch)
                 batch.is_last |= self.upstream_of(session).node_count > 1  # parts may be sent later
-            case Destination.PREFERRED:
+            case PreferredRoute():
                 self._send_preferred(route, request, session, batch)
-            case Destination.ALIASED:
+            case AliasedRoute():
                 self._send_aliased(route, request, session, batch)
-            case Destination.DROPPED:
+            case DroppedRoute():
                 self.dropped_writes += 1
                 batch.add(b"" if session.replies_suppressed else OK)
-            case Destination.LOCAL | Destination.ALL_KEYS:
-                raise AssertionError(f"{route.destination} is not sent by its keys")
+            case LocalRoute() | AllKeysRoute():
+                raise AssertionError(f"a {type(route).__name__} is not sent by its keys")
             case never:
                 assert_never(never)
 
-    def _send_upstream(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _send_upstream(self, route: UpstreamRoute, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Answer a request from the cache or by the upstream."""
-        routed, upstream = route.routed, self.upstream_of(session)
-        answering = partial(self._upstream_answer, routed, upstream, route.request or request, session, batch)
-        if route.asked_events is not None:
-            asked = route.asked_events
-            batch.answer(lambda: _confirmed(asked, answering()), session.replies_suppressed)
-        elif self._may_be_cached(route, request, session):
-            read = read_of(request, session.db, session.protocol)
-            reply = self.cached.reply_to(route, read, session)
-            if reply is not None:
-                batch.add(b"" if session.replies_suppressed else reply)
-                return
-            batch.answer(lambda: self.cached.filled(route, read, session, answering()), session.replies_suppressed)
-        elif route.shadowed:
-            batch.answer(
-                lambda: self.shadow.compared(route, session.protocol, upstream, answering()), session.replies_suppressed
-            )
-        elif not routed.is_read and (route.changed is None or route.changed):
-            batch.answer(lambda: self.cached.changed(route.changed, session, answering()), session.replies_suppressed)
-        elif (
-            routed.is_read
-            and route.can_overtake_cache
-            and not self._dedicated.has_connection(session.id, upstream.pools)
-        ):
-            # Others may read cached replies after this one.
-            batch.answer(
-                lambda: self.cached.once_cache_is_current(route, session, answering()), session.replies_suppressed
-            )
-        else:  # nothing follows the reply
-            sent, caching = route.request or request, caching_before(session.tracking_state)
-            index = batch.expect(session.replies_suppressed)
-            batch.is_last |= upstream.send_request(
-                session.id, session.protocol, routed, sent, batch, index, caching=caching
-            )
+        routed, upstream, sent = route.routed, self.upstream_of(session), route.request or request
+        answer = partial(self._upstream_answer, routed, upstream, sent, session, batch)
+        cached, is_suppressed = self.cached, session.replies_suppressed
+        match self._use_for(route.use, request, session):
+            case None:
+                index, caching = batch.expect(is_suppressed), caching_before(session.tracking_state)
+                batch.is_last |= upstream.send_request(
+                    session.id, session.protocol, routed, sent, batch, index, caching=caching
+                )
+            case AskedEvents() as asked:
+                batch.answer(lambda: _confirmed(asked, answer()), is_suppressed)
+            case CacheableRead() as use:
+                read = read_of(request, session.db, session.protocol)
+                reply = cached.reply_to(use, read, session)
+                if reply is not None:
+                    batch.add(b"" if is_suppressed else reply)
+                else:
+                    batch.answer(lambda: cached.filled(use, read, session, answer()), is_suppressed)
+            case UncachedRead(exact):
+                batch.answer(lambda: cached.once_cache_is_current(exact, session, answer()), is_suppressed)
+            case CachedKeysWrite(keys):
+                batch.answer(lambda: cached.changed(keys, session, answer()), is_suppressed)
+            case ShadowedRead(shadowed, exact):
+                compare = partial(self.shadow.compare_later, shadowed, routed, session.protocol, upstream)
+                batch.answer(
+                    lambda: _compared(cached.once_cache_is_current(exact, session, answer()), compare), is_suppressed
+                )
+            case never:
+                assert_never(never)
+
+    def _use_for(self, use: ReplyUse, request: Request, session: Session) -> ReplyUse:
+        """Return what the reply to a client's request is used for.
+
+        The cache does not know about the requests of a client with a dedicated connection.
+        """
+        if type(use) is not CacheableRead and type(use) is not UncachedRead:
+            return use
+        if self._dedicated.has_connection(session.id, self.upstream_of(session).pools):
+            return None
+        if type(use) is CacheableRead and (type(request) is LongRequest or self._has_client_logins):
+            return UncachedRead(use.exact) if use.exact else None  # to hash a long request would take too long
+        return use
 
     async def _upstream_answer(
         self, routed: OverlayCommand, upstream: Upstream, request: Request, session: Session, batch: ReplyBatch
@@ -166,15 +200,6 @@ class RouteSender:
             session.id, session.protocol, routed, request, future, 0, caching=caching
         )
         return await future
-
-    def _may_be_cached(self, route: Route, request: Request, session: Session) -> bool:
-        """Return whether a request may be answered from the cache. To hash a long request would take too long."""
-        return (
-            route.cache_s > 0
-            and type(request) is not LongRequest
-            and not self._has_client_logins
-            and not self._dedicated.has_connection(session.id, self.upstream_of(session).pools)
-        )
 
     def _senders(self, session: Session, routed: OverlayCommand, seen: ReadSeenEpochs) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each backend."""
@@ -195,7 +220,7 @@ class RouteSender:
         sent.is_committed = is_committed
         cluster.send(sent)
 
-    def _send_both(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _send_both(self, route: SplitRoute, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Split a read over both backends, and merge the replies in the order of the keys."""
         command = route.routed.command
         assert command is not None  # only commands of Redis are split
@@ -206,30 +231,29 @@ class RouteSender:
             assert found is not None  # it has keys
             run_into(self._state_sender.parts_answer(*found, session, batch.seen), sink, index)
 
-        def answering() -> Answering:
+        def start_answer() -> Answering:
             read = split_read(senders, route, request, to_owners)
-            return self.cached.once_cache_is_current(route, session, read) if route.can_overtake_cache else read
+            return self.cached.once_cache_is_current(None, session, read) if route.can_overtake_cache else read
 
-        batch.answer(answering, session.replies_suppressed)
+        batch.answer(start_answer, session.replies_suppressed)
 
-    def _send_preferred(self, route: Route, request: Request, session: Session, batch: ReplyBatch) -> None:
+    def _send_preferred(self, route: PreferredRoute, request: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a read of one key to the states and to the upstream."""
         if route.routed.policy.special is SpecialCommand.SORT_RO:
             check_request(session.user, request)
-        senders, (read,) = self._senders(session, route.routed, batch.seen), route.preferred.values()
-        batch.answer(lambda: preferred_read(senders, request, read, route.unserved), session.replies_suppressed)
+        senders = self._senders(session, route.routed, batch.seen)
+        batch.answer(partial(preferred_read, senders, request, route.read, route.unserved), session.replies_suppressed)
 
-    def _send_aliased(self, route: Route, named: Request, session: Session, batch: ReplyBatch) -> None:
+    def _send_aliased(self, route: AliasedRoute, named: Request, session: Session, batch: ReplyBatch) -> None:
         """Send a request with the states' names of its keys to the states.
 
         Args:
             named: The client's request.
         """
         request, convert, state = route.request, route.convert, session.tracking_state
-        assert request is not None
         command = self._table.find(request)
         if state is not None and state.is_on and type(named) is not LongRequest:
-            self._send_tracked(route, request, named, state, session, batch)
+            self._send_tracked(route, named, state, session, batch)
             return
         if convert is None:
             if not self._state_sender.send(command, request, session, batch):
@@ -237,25 +261,20 @@ class RouteSender:
             return
         reads = [request] if route.of_key is None else [request, route.of_key]
 
-        def answering() -> Answering:
+        def start_answer() -> Answering:
             replies = Replies(batch.seen)
             for read in reads:
                 replies.ask(partial(self._send_to_owner, session.protocol, session.reads_committed, read[1], read))
             return replies.merge(convert, self.defer)
 
-        batch.answer(answering, session.replies_suppressed)
+        batch.answer(start_answer, session.replies_suppressed)
 
     def _send_tracked(
-        self,
-        route: Route,
-        request: Request,
-        named: Request,
-        state: TrackingState,
-        session: Session,
-        batch: ReplyBatch,
+        self, route: AliasedRoute, named: Request, state: TrackingState, session: Session, batch: ReplyBatch
     ) -> None:
         """Send a request with aliases for a client that tracks keys; track the aliases, not the states' keys."""
-        command, convert, client_command = self._table.find(request), route.convert, route.routed.command
+        request, convert, client_command = route.request, route.convert, route.routed.command
+        command = self._table.find(request)
         assert client_command is not None  # an alias has Redis' own commands only
         found = split_by_slot(command, request, self._state_sender.target_of)
         if found is None:
@@ -273,10 +292,10 @@ class RouteSender:
         def cached_keys(part: Request) -> Sequence[bytes]:
             return [name for key in dict.fromkeys(keys_read(command, part)) for name in names.get(key, ())]
 
-        def answering() -> Answering:
+        def start_answer() -> Answering:
             return self._state_sender.parts_answer(parts, convert or merge, session, batch.seen, tracked, cached_keys)
 
-        batch.answer(answering, session.replies_suppressed)
+        batch.answer(start_answer, session.replies_suppressed)
 
     def query_keyspace(
         self, special: SpecialCommand | None, request: Request, session: Session, batch: ReplyBatch

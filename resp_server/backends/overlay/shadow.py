@@ -24,7 +24,7 @@ import hiredis
 
 from resp_server.backends.overlay.shadow_counts import Difference, Lag, ShadowCounts
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.route import Route, Shadowed
+from resp_server.backends.routing.route import Shadowed
 from resp_server.backends.routing.rules import Owner, Rule, Rules
 from resp_server.backends.routing.shadow_compare import Outcome, outcome_of, shown_replies, shown_request
 from resp_server.backends.servers.requests import ServerRequest
@@ -35,7 +35,7 @@ from resp_server.limits import STEP_NS_MAX
 from resp_server.protocol.errors import internal_error
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.request_parser import Request
-from resp_server.raw_replies.answers import Answer, Answering, CallbackWait, ReplyFuture, in_background
+from resp_server.raw_replies.answers import CallbackWait, ReplyFuture, in_background
 from resp_server.raw_replies.raw_reply import WRONG_TYPE, RawReply, Steps, as_bytes, is_error
 from resp_server.raw_replies.reply_sinks import MALFORMED_REPLY_ERRORS, Defer, ReplySink
 from resp_server.raw_replies.reply_splitter import items_of, pack
@@ -83,15 +83,17 @@ class Shadow:
         shadows = [rule for rule in rules if rule.owner is Owner.SHADOW]
         self._counts = {rule: self._counts.get(rule) or ShadowCounts() for rule in shadows}
 
-    async def compared(self, route: Route, protocol: int, upstream: Upstream, answering: Answering) -> Answer:
-        """Return the upstream's answer, and compare it later."""
-        answer = await answering
-        self._defer(partial(self._compare_answer, route, protocol, upstream, answer.reply))
-        return answer
+    def compare_later(
+        self, shadowed: Sequence[Shadowed], routed: OverlayCommand, protocol: int, upstream: Upstream, reply: RawReply
+    ) -> None:
+        """Compare the values in a reply of the upstream, after the client got it."""
+        self._defer(partial(self._compare, shadowed, routed, protocol, upstream, reply))
 
-    def _compare_answer(self, route: Route, protocol: int, upstream: Upstream, reply: RawReply) -> None:
+    def _compare(
+        self, shadowed: Sequence[Shadowed], routed: OverlayCommand, protocol: int, upstream: Upstream, reply: RawReply
+    ) -> None:
         try:
-            self._compare_all(route.shadowed, route.routed, protocol, upstream, reply)
+            self._compare_all(shadowed, routed, protocol, upstream, reply)
         except Exception as error:
             internal_error(error)
 

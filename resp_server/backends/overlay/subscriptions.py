@@ -172,10 +172,12 @@ class OverlaySubscriptions:
             seconds_max = CONNECT_S_MAX + pool.timeout_s
             self._order.begin(session.id, seconds_max, is_about_requests=is_about_requests)
 
-    async def confirmed(self, name: str, request: Request, session: Session, batch: ReplyBatch) -> ReplyBatch | None:
-        """Send a request to the upstream. GenericError if it cannot be sent.
+    async def confirm(
+        self, name: str, request: Request, session: Session, batch: ReplyBatch
+    ) -> tuple[bool, ReplyBatch]:
+        """Send a request to the upstream; return whether it is confirmed, and the next batch. GenericError: not sent.
 
-        Returns the batch for the proxy's reply. None: the upstream has refused it, and `batch` has the error.
+        If it is confirmed, the proxy's reply is for the next batch; otherwise `batch` has the upstream's error.
         """
         self.keep_order(name, request, session)
         is_tracking = policy_of(name).special is SpecialCommand.CLIENT_TRACKING
@@ -191,7 +193,7 @@ class OverlaySubscriptions:
             self._end_order(session.id)
         if session.id in self._held:
             self._clients.defer(partial(self._release, session.id))
-        return batch if confirmation.is_confirmed else None
+        return confirmation.is_confirmed, batch
 
     def _subscribe(self, name: str, request: Request, session: Session) -> _Confirmation:
         """Send SUBSCRIBE and the like, or MONITOR, to the nodes that get it."""

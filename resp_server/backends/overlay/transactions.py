@@ -13,7 +13,16 @@ from resp_server.backends.overlay.long_requests import chunks_of, is_long
 from resp_server.backends.overlay.overlay_exec import OverlayExec
 from resp_server.backends.overlay.route_sender import RouteSender
 from resp_server.backends.overlay.watch import watch_both
-from resp_server.backends.routing.route import WITHOUT_UPSTREAM, Destination, Route
+from resp_server.backends.routing.route import (
+    PARTLY_OF_STATES,
+    WITHOUT_UPSTREAM,
+    AliasedRoute,
+    Route,
+    SelectRoute,
+    SplitRoute,
+    StatesRoute,
+    UpstreamRoute,
+)
 from resp_server.backends.servers.servers_backend import ServersBackend
 from resp_server.command.policy import SpecialCommand
 from resp_server.command.table import Command, CommandTable
@@ -21,15 +30,13 @@ from resp_server.pipeline.admission import check_routed_user
 from resp_server.pipeline.batch import ReplyBatch
 from resp_server.pipeline.context import CommandContext
 from resp_server.pipeline.long_requests import UNSPLIT_ARGUMENTS_MAX
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, wrong_arity
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.raw_replies.answers import ReadSeenEpochs
 from resp_server.session.session import Session
 from resp_server.session.transaction import QUEUED, Transaction
-
-# Requests that states answer, or may answer, together with the upstream or under other names.
-PARTLY_OF_STATES = (Destination.BOTH, Destination.PREFERRED, Destination.ALIASED)
 
 
 class OverlayTransactions:
@@ -42,24 +49,24 @@ class OverlayTransactions:
 
     def queue(
         self, context: CommandContext, transaction: Transaction, route: Route, request: Request, batch: ReplyBatch
-    ) -> bool:
-        """Queue a request for EXEC that is not, or not only, about states; False: the proxy refuses it."""
+    ) -> RequestOutcome:
+        """Queue a request for EXEC that is not, or not only, about states."""
         routed, session = route.routed, context.session
         if routed.policy.special is SpecialCommand.WATCH:
-            return False  # the general path refuses it
+            return RequestOutcome.REFUSED
         self._sender.router.commands.check_form(routed, request)
         if routed.is_subscription:
             raise GenericError(f"command '{routed.name}' of a module, which may subscribe, cannot be in a transaction")
         if not is_long(request):
             check_routed_user(context, routed, request)
-        if route.destination is Destination.SELECT and self._dedicated.listens(session):
+        if type(route) is SelectRoute and self._dedicated.listens(session):
             raise GenericError(NOT_BY_SUBSCRIBERS)
         session.last_command = routed.name
         transaction.queue(request)
-        if route.destination is Destination.SELECT:
+        if type(route) is SelectRoute:
             transaction.db = self._queued_database(request[1], session)
         batch.add(b"" if session.replies_suppressed else QUEUED)
-        return True
+        return RequestOutcome.ANSWERED
 
     def _queued_database(self, word: bytes, session: Session) -> int:
         """Return the database after a queued SELECT: the same if its number is invalid."""
@@ -74,12 +81,13 @@ class OverlayTransactions:
         if not route.routed.facts.has_arity_of(request):
             raise wrong_arity(route.routed.name)
         batch.is_last = True
-        if route.destination is Destination.ALIASED and route.request is not None:
+        if type(route) is AliasedRoute:
             self._servers.watch(context, route.request, batch)
             return
-        sent, upstream = route.request or request, self._sender.upstream_of(session)
+        split = route if type(route) is SplitRoute else SplitRoute(route.routed)  # all keys are the upstream's
+        sent, upstream = split.request or request, self._sender.upstream_of(session)
         cluster_of, defer = self._servers.sender.cluster_of, self._sender.defer
-        batch.answer(partial(watch_both, upstream, cluster_of, route, sent, session, defer), session.replies_suppressed)
+        batch.answer(partial(watch_both, upstream, cluster_of, split, sent, session, defer), session.replies_suppressed)
 
     def begin_exec(
         self, context: CommandContext, requests: Sequence[Request], watched: Watched, seen: ReadSeenEpochs
@@ -97,18 +105,18 @@ class OverlayTransactions:
         """Return the queued requests that states answer; the upstream tells monitors and tracking clients of others."""
         database = session.db
         for request in requests:
-            destination = self._destination_of(request, database)
-            if destination in WITHOUT_UPSTREAM or destination in PARTLY_OF_STATES:
-                yield request, destination in WITHOUT_UPSTREAM
+            kind = self._kind_of_route(request, database)
+            if kind in WITHOUT_UPSTREAM or kind in PARTLY_OF_STATES:
+                yield request, kind in WITHOUT_UPSTREAM
             if len(request) == 2 and self._table.special_of(request) is SpecialCommand.SELECT:
                 with suppress(GenericError):
                     database = self._sender.databases_of(session).number_of(request[1])
 
-    def _destination_of(self, request: Request, database: int) -> Destination:
+    def _kind_of_route(self, request: Request, database: int) -> type[Route]:
         if len(request) > UNSPLIT_ARGUMENTS_MAX:
-            return Destination.UPSTREAM  # a transaction of states refuses such a request when it is queued
+            return UpstreamRoute  # a transaction of states refuses such a request when it is queued
         route = self._sender.router.route(request, database)
-        return Destination.STATES if route is None else route.destination
+        return StatesRoute if route is None else type(route)
 
 
 def check_replies_of_exec(session: Session, command: Command, request: Request) -> bool:

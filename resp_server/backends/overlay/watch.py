@@ -8,7 +8,7 @@ from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.redis.dedicated_connection import DedicatedConnection
 from resp_server.backends.redis.pool import UpstreamPool
 from resp_server.backends.redis.upstream import Upstream
-from resp_server.backends.routing.route import Route
+from resp_server.backends.routing.route import SplitRoute
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.watch import watch_states
 from resp_server.protocol.errors import CrossSlotError
@@ -24,7 +24,7 @@ from resp_server.session.transaction import check_watch_limits
 async def watch_both(
     upstream: Upstream,
     cluster_of: Callable[[bytes], StateCluster],
-    route: Route,
+    route: SplitRoute,
     request: Request,
     session: Session,
     defer: Defer,

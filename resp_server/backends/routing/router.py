@@ -22,7 +22,24 @@ from resp_server.backends.routing.key_aliases import (
 from resp_server.backends.routing.key_matcher import Decision, KeyMatcher
 from resp_server.backends.routing.long_arguments import long_arguments, too_long, without_long_arguments
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import Destination, Route, Shadowed
+from resp_server.backends.routing.route import (
+    AliasedRoute,
+    AllKeysRoute,
+    CacheableRead,
+    CachedKeysWrite,
+    DroppedRoute,
+    LocalRoute,
+    PreferredRoute,
+    ReplyUse,
+    Route,
+    SelectRoute,
+    Shadowed,
+    ShadowedRead,
+    SplitRoute,
+    StatesRoute,
+    UncachedRead,
+    UpstreamRoute,
+)
 from resp_server.backends.routing.rules import Owner, Writes
 from resp_server.backends.routing.shadow_compare import is_comparable
 from resp_server.backends.routing.state_writes import without_pairs, write_plan
@@ -171,7 +188,12 @@ def _route_over_databases(
     source = table.keys.decider(database)(request[1])
     decisions = [] if source.owner is Owner.UPSTREAM else [(1, source)]
     route = _KeyedRequest(table, routed, request, database, (1,), decisions, ()).route()
-    return route._replace(changed=None if table.keys.has_cached else ())
+    return route._replace(use=_change_of_any(table)) if type(route) is UpstreamRoute else route
+
+
+def _change_of_any(table: RoutingTable) -> CachedKeysWrite | None:
+    """Return the use of the reply to a write that may change any cached key."""
+    return CachedKeysWrite(None) if table.keys.has_cached else None
 
 
 def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTable) -> Route:
@@ -181,21 +203,21 @@ def _route_by_command(routed: OverlayCommand, request: Request, table: RoutingTa
         table.check_known()
         if routed.command is not None:
             routed.command.check_arity(request)
-        return Route(Destination.ALL_KEYS, routed)
+        return AllKeysRoute(routed)
     if routed.routing is Routing.DENIED:
         return _route_of_denied(routed, request)
     if special is SpecialCommand.INFO and answered_by is not None:
         is_local = any(section.lower() in LOCAL_SECTIONS for section in request[1:])
-        return Route(Destination.STATES if is_local else Destination.UPSTREAM, routed)
+        return StatesRoute(routed) if is_local else UpstreamRoute(routed)
     if special is SpecialCommand.SELECT:
-        return Route(Destination.SELECT, routed)
+        return SelectRoute(routed)
     if special is SpecialCommand.SWAPDB:
         _check_swap(request, table)
     if answered_by is not None:
-        return Route(Destination.LOCAL if answered_by is AnsweredBy.LOCAL else Destination.STATES, routed)
-    may_change = table.keys.has_cached and "write" in routed.facts.flags
+        return LocalRoute(routed) if answered_by is AnsweredBy.LOCAL else StatesRoute(routed)
+    use = _change_of_any(table) if "write" in routed.facts.flags else None
     is_blocking = "blocking" in routed.facts.flags or routed.policy.waits_for_writes or routed.is_subscription
-    return Route(Destination.UPSTREAM, routed, is_blocking=is_blocking, changed=None if may_change else ())
+    return UpstreamRoute(routed, is_blocking=is_blocking, use=use)
 
 
 def _route_of_denied(routed: OverlayCommand, request: Request) -> Route:
@@ -203,7 +225,7 @@ def _route_of_denied(routed: OverlayCommand, request: Request) -> Route:
     asked = asked_events(routed.name, request) if routed.policy.special is SpecialCommand.CONFIG_SET else None
     if asked is None:
         raise not_passed_on(routed.name)
-    return Route(Destination.UPSTREAM, routed, request=EVENTS_REQUEST, asked_events=asked)
+    return UpstreamRoute(routed, EVENTS_REQUEST, use=asked)
 
 
 def _check_swap(request: Request, table: RoutingTable) -> None:
@@ -261,7 +283,7 @@ class _KeyedRequest:
         if self._long_at and (decisions or not set(self._long_at).isdisjoint(self._positions)):
             raise too_long()
         if not decisions:
-            return self._of_upstream()
+            return self.of_upstream()
         if routed.command is not None:
             routed.command.check_arity(self._request)
         is_watch = routed.policy.special is SpecialCommand.WATCH
@@ -281,19 +303,25 @@ class _KeyedRequest:
             raise self._needs_one_backend()
         raise GenericError(self._owners_text([of_states[0][0]]))
 
-    def _of_upstream(self) -> Route:
+    def of_upstream(self) -> UpstreamRoute:
         """Return the route of a request whose keys are all the upstream's."""
         routed, keys, route = self._routed, self._table.keys, self.to_upstream()
-        if keys.has_cached and not (self._long_at and routed.is_read):
-            route = _cached(route, self._request, self._positions, keys.decider(self._database))
-        if not keys.has_shadows or not routed.is_read or route.is_blocking:
+        if not (keys.has_cached or keys.has_shadows):
             return route
-        return route._replace(shadowed=_shadowed(routed, self._request, self._positions, keys.decider(self._database)))
+        decide = keys.decider(self._database)
+        use: ReplyUse = None
+        if keys.has_cached and not (self._long_at and routed.is_read):
+            use = _cache_use(routed, self._request, self._positions, decide)
+        if keys.has_shadows and routed.is_read and not route.is_blocking:
+            shadowed = _shadowed(routed, self._request, self._positions, decide)
+            if shadowed and type(use) is not CacheableRead:
+                use = ShadowedRead(shadowed, use.exact if type(use) is UncachedRead else ())
+        return route if use is None else route._replace(use=use)
 
-    def to_upstream(self) -> Route:
+    def to_upstream(self) -> UpstreamRoute:
         """Return the route of a request that the upstream gets unchanged."""
         is_blocking = "blocking" in self._routed.facts.flags and not _is_nonblocking_read(self._routed, self._request)
-        return Route(Destination.UPSTREAM, self._routed, is_blocking=is_blocking)
+        return UpstreamRoute(self._routed, is_blocking=is_blocking)
 
     def _preferred(self) -> Route:
         """Return the route of a read with keys that the states answer if they have them."""
@@ -306,7 +334,7 @@ class _KeyedRequest:
             unserved = None
             if not read.reads:
                 unserved = GenericError(f"{self._owners_text(self._positions)}, and the states have it")
-            return Route(Destination.PREFERRED, routed, preferred={at: read}, unserved=unserved)
+            return PreferredRoute(routed, read, unserved)
         if not routed.is_split:
             raise self._needs_one_backend()
         return self._both(self._decisions)
@@ -316,11 +344,11 @@ class _KeyedRequest:
         routed, request = self._routed, self._request
         state_keys = _state_keys(request, self._of_states)
         if not state_keys:
-            return Route(Destination.STATES, routed)
+            return StatesRoute(routed)
         if routed.policy.special is SpecialCommand.WATCH or all(
             state_key.field is None for state_key in state_keys.values()
         ):
-            return Route(Destination.ALIASED, routed, request=with_state_keys(request, state_keys))
+            return AliasedRoute(routed, with_state_keys(request, state_keys))
         if routed.is_split and len(self._of_states) > 1:
             return self._both(self._of_states)
         (at, (key, field)), *more = state_keys.items()
@@ -329,7 +357,7 @@ class _KeyedRequest:
             raise GenericError(
                 f"command '{routed.name}' is not available for fields of a state's key: {self._owners_text([at])}"
             )
-        return Route(Destination.ALIASED, routed, request=read.request, convert=read.convert, of_key=read.of_key)
+        return AliasedRoute(routed, read.request, read.convert, read.of_key)
 
     def _both(self, decisions: Sequence[tuple[int, Decision]]) -> Route:
         """Return the route of a request that is split.
@@ -349,9 +377,7 @@ class _KeyedRequest:
         has_upstreams = len(fixed) < len(self._positions)
         can_overtake_cache = has_upstreams and self._table.keys.has_exactly_cached
         if not aliased:
-            return Route(
-                Destination.BOTH, routed, state_keys, preferred=preferred, can_overtake_cache=can_overtake_cache
-            )
+            return SplitRoute(routed, state_keys, preferred, can_overtake_cache=can_overtake_cache)
         fields = {}
         for at, (key, field) in aliased.items():
             if field is None or routed.policy.special is SpecialCommand.WATCH:
@@ -360,16 +386,7 @@ class _KeyedRequest:
             if read is not None:
                 fields[at] = read.request
         state_keys = [at for at in state_keys if at not in fields]
-        sent = with_state_keys(request, aliased)
-        return Route(
-            Destination.BOTH,
-            routed,
-            state_keys,
-            preferred=preferred,
-            request=sent,
-            fields=fields,
-            can_overtake_cache=can_overtake_cache,
-        )
+        return SplitRoute(routed, state_keys, preferred, with_state_keys(request, aliased), fields, can_overtake_cache)
 
     def _write(self) -> Route:
         """Return the route of a write with keys of states."""
@@ -380,15 +397,15 @@ class _KeyedRequest:
         if not plan.dropped:
             return self._changing(self.to_upstream())
         if len(plan.dropped) == len(self._positions):
-            return Route(Destination.DROPPED, self._routed)
+            return DroppedRoute(self._routed)
         left = without_pairs(self._request, plan.dropped)
-        return self._changing(Route(Destination.UPSTREAM, self._routed, request=left))
+        return self._changing(UpstreamRoute(self._routed, left))
 
-    def _changing(self, route: Route) -> Route:
+    def _changing(self, route: UpstreamRoute) -> UpstreamRoute:
         """Return a write's route with the keys that the write may change, if any key is cached."""
         if not self._table.keys.has_cached:
             return route
-        return route._replace(changed=[self._request[at] for at in self._positions])
+        return route._replace(use=CachedKeysWrite([self._request[at] for at in self._positions]))
 
     def _needs_one_backend(self) -> GenericError:
         return GenericError(
@@ -474,39 +491,49 @@ class _LongRequest:
         """Return the route, when the owners of all keys are found."""
         table, routed = self._table, self._routed
         # To list the keys of a long write would take too long, so all cached keys count as changed.
-        changed = None if table.keys.has_cached and self._is_write else ()
+        use = _change_of_any(table) if self._is_write else None
         if not self._decisions:
-            some = self.positions[:SHADOWED_KEYS_MAX]
-            route = _KeyedRequest(table, routed, self._request, self._database, some, (), ()).route()
-            can_overtake_cache = routed.is_read and table.keys.has_exactly_cached
-            return route._replace(changed=changed, can_overtake_cache=can_overtake_cache, cache_s=0.0)
+            return self._route_of_upstream(use)
         if self._dropped_count:
             is_all = self._dropped_count == len(self.positions)
-            route = yield from _without_dropped(routed, self._request, self._dropped, is_all)
-            return route._replace(changed=changed)
+            return (yield from _without_dropped(routed, self._request, self._dropped, is_all, use))
         keyed = _KeyedRequest(
             table, routed, self._request, self._database, self.positions, self._decisions, self._long_at
         )
         if self._is_write:
-            return keyed.to_upstream()._replace(changed=changed)
+            return keyed.to_upstream()._replace(use=use)
         if self._state_key_count == len(self.positions) and routed.is_served and not self._has_aliases:
-            return Route(Destination.STATES, routed)
+            return StatesRoute(routed)
         if routed.is_split:
-            return Route(Destination.BOTH, routed, self._decided_at, is_in_chunks=True)
+            return SplitRoute(routed, self._decided_at, is_in_chunks=True)
         return keyed.route()
 
+    def _route_of_upstream(self, change: CachedKeysWrite | None) -> Route:
+        """Return the route of a request whose keys are all the upstream's: its reply is not cached."""
+        some = self.positions[:SHADOWED_KEYS_MAX]
+        route = _KeyedRequest(self._table, self._routed, self._request, self._database, some, (), ()).of_upstream()
+        use: ReplyUse = change
+        has_exact = self._routed.is_read and self._table.keys.has_exactly_cached
+        if type(route.use) is ShadowedRead:
+            use = ShadowedRead(route.use.shadowed, None if has_exact else ())
+        elif has_exact:
+            use = UncachedRead(None)
+        return route._replace(use=use)
 
-def _without_dropped(routed: OverlayCommand, request: Request, dropped: bytearray, is_all: bool) -> Steps[Route]:
+
+def _without_dropped(
+    routed: OverlayCommand, request: Request, dropped: bytearray, is_all: bool, use: CachedKeysWrite | None
+) -> Steps[Route]:
     """Return the route of a long MSET without the keys whose writes are dropped, and their values."""
     if is_all:
-        return Route(Destination.DROPPED, routed)
+        return DroppedRoute(routed)
     left = LongRequest(request[:1], 0)
     for index in range(1, len(request), 2):
         if not dropped[index]:
             left += request[index : index + 2]
         if index % KEYS_AT_ONCE == 1:
             yield
-    return Route(Destination.UPSTREAM, routed, request=left)
+    return UpstreamRoute(routed, left, use=use)
 
 
 class Router:
@@ -557,26 +584,24 @@ class Router:
         return routed is not None and routed.needs_getkeys and not self.getkeys_cache.has(request)
 
 
-def _cached(route: Route, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]) -> Route:
-    """Return the route of an upstream's request with the time for which its reply may be cached, or the changed keys.
+def _cache_use(
+    routed: OverlayCommand, request: Request, positions: Sequence[int], decide: Callable[[bytes], Decision]
+) -> CacheableRead | UncachedRead | CachedKeysWrite | None:
+    """Return the use that the cache has for the upstream's reply to a request.
 
-    A read of a key that is cached exactly has the key among them for EXEC, which caches no replies. A script may change
-    keys that it does not declare. A script without keys counts as one that changes all keys.
+    A script may change keys that it does not declare. A script without keys counts as one that changes all keys.
     """
-    routed = route.routed
     if not routed.is_read:
-        may_change_any = not positions and not {"write", "movablekeys"}.isdisjoint(routed.facts.flags)
-        return route._replace(changed=None if may_change_any else [request[at] for at in positions])
+        if positions:
+            return CachedKeysWrite([request[at] for at in positions])
+        return None if {"write", "movablekeys"}.isdisjoint(routed.facts.flags) else CachedKeysWrite(None)
     rules = [(at, rule) for at in positions if (rule := decide(request[at]).rule) is not None and rule.cache_s]
     exact = [request[at] for at, rule in rules if rule.is_cached_exactly]
-    if exact:
-        route = route._replace(changed=exact, can_overtake_cache=True)
-    if not rules or len(rules) < len(positions) or "movablekeys" in routed.facts.flags:
-        return route
-    if not routed.policy.is_cacheable or not is_comparable(routed.name, routed.facts):
-        return route
-    keys = list(dict.fromkeys(request[at] for at in positions))
-    return route._replace(cache_s=min(rule.cache_s for _, rule in rules), cached_keys=keys)
+    is_cacheable = rules and len(rules) == len(positions) and "movablekeys" not in routed.facts.flags
+    if is_cacheable and routed.policy.is_cacheable and is_comparable(routed.name, routed.facts):
+        keys = list(dict.fromkeys(request[at] for at in positions))
+        return CacheableRead(keys, min(rule.cache_s for _, rule in rules), exact)
+    return UncachedRead(exact) if exact else None
 
 
 def _shadowed(

@@ -23,6 +23,7 @@ from resp_server.pipeline.long_requests import (
     split_of,
     too_long,
 )
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.protocol.errors import GenericError
 from resp_server.protocol.replies import encode, encode_header
 from resp_server.protocol.request_parser import CHUNK_ARGUMENTS, LongRequest, Request
@@ -118,8 +119,8 @@ class LongRequests:
         self._server, self._sender, self._check = server, sender, check
         self._new_batch, self._has_keys = new_batch, has_keys
 
-    def answer(self, context: CommandContext, request: LongRequest, batch: ReplyBatch) -> bool:
-        """Forward a long request; later requests wait. False: it takes the general path."""
+    def answer(self, context: CommandContext, request: LongRequest, batch: ReplyBatch) -> RequestOutcome:
+        """Forward a long request, if it can be forwarded in chunks, or is about one key. Later requests wait."""
         session = context.session
         command = self._server.table.find(request)
         command.check_arity(request)
@@ -128,17 +129,19 @@ class LongRequests:
         if session.transaction is not None and not may_run_unsplit(request):
             raise too_long(command)
         if split is None or split.merge is ReplyMerge.FRAMES:
-            return False
-        if session.transaction is not None or not self._has_keys(session):
-            return False
+            return RequestOutcome.LOCAL
+        if session.transaction is not None:
+            return RequestOutcome.TRANSACTION
+        if not self._has_keys(session):
+            return RequestOutcome.NO_KEYS
         count_forwarded(context, command, request)
         if session.replies_suppressed:  # a read whose reply is suppressed has no effect
-            return True
+            return RequestOutcome.ANSWERED
         if command.single_key_at:
             self._answer_unsplit(session, command, request, batch)
         else:
             batch.answer(partial(self._chunks_answer, context, command, request, split, batch))
-        return True
+        return RequestOutcome.ANSWERED
 
     def _answer_unsplit(self, session: Session, command: Command, request: LongRequest, batch: ReplyBatch) -> None:
         """Send a long request about one key unsplit, so that its reply is from one epoch.

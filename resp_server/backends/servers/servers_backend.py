@@ -22,11 +22,11 @@ from resp_server.command.policy import AnsweredBy, ReplyMerge, SpecialCommand
 from resp_server.command.table import Command
 from resp_server.pipeline import admission
 from resp_server.pipeline.batch import BATCH_BYTES_MAX, ReplyBatch
-from resp_server.pipeline.batched import LocalReason
 from resp_server.pipeline.context import CommandContext, ServerContext
 from resp_server.pipeline.effects import count_forwarded
 from resp_server.pipeline.keyless_commands import CommandCaller, LocalRequests, has_slot, needs_no_pipeline
 from resp_server.pipeline.long_requests import too_long
+from resp_server.pipeline.outcome import RequestOutcome
 from resp_server.pipeline.transactions import BackendExec, Watched
 from resp_server.protocol.errors import GenericError, ReplyError, not_served
 from resp_server.protocol.replies import Retry
@@ -163,8 +163,8 @@ class ServersBackend:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def answer_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
-        """Forward a request about one key of a client without restrictions; False: it needs more checks."""
+    def send_at_once(self, session: Session, request: Request, batch: ReplyBatch) -> bool:
+        """Forward a request about one key of a client without restrictions; return whether it was sent."""
         cluster, route = self.clusters.single, self._routes.of(request[0])
         if route is None or not route.single_key_at or cluster is None:
             return False
@@ -177,42 +177,41 @@ class ServersBackend:
         send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session.protocol, batch)
         return True
 
-    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
-        """Forward a request, or return why not. batch.is_last: later requests have to wait for its reply."""
-        if type(request) is LongRequest and self.long.answer(context, request, batch):
+    async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:
+        """Forward a request, if servers answer it. batch.is_last: later requests have to wait for its reply."""
+        if type(request) is LongRequest and self.long.answer(context, request, batch) is RequestOutcome.ANSWERED:
             batch.is_last = True
-            return None
+            return RequestOutcome.ANSWERED
         route = self._routes.of(request[0])
         if route is not None:
             is_queued = context.session.transaction is not None
             if is_queued or route.command.facts.group == TRANSACTIONS:
-                return LocalReason.TRANSACTION
+                return RequestOutcome.TRANSACTION
         return self._forward(context, request, batch)
 
-    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> LocalReason | None:
+    def _forward(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:
         session = context.session
         try:
             command = self._table.find(request)
             command.check_arity(request)
         except ReplyError:
-            return LocalReason.REFUSED
+            return RequestOutcome.REFUSED
         answered_by = command.answered_without_upstream
         if answered_by is AnsweredBy.LOCAL:
-            return LocalReason.LOCAL
+            return RequestOutcome.LOCAL
         if not self.has_keys(session):
-            return LocalReason.NO_KEYS
+            return RequestOutcome.NO_KEYS
         is_sent = admission.may_leave(session, command, request)
         is_sent = is_sent and self.sender.send(command, request, session, batch, answered_by)
         if not is_sent:
-            return LocalReason.REFUSED
-        if (
-            command.policy.special is SpecialCommand.INFO
-        ):  # `own` has sent it to monitors, with the proxy's own sections
+            return RequestOutcome.REFUSED
+        # `local` has sent INFO to monitors, with the proxy's own sections.
+        if command.policy.special is SpecialCommand.INFO:
             session.last_command = command.name
             self._server.stats.command_stats(command.name).calls += 1
         else:
             count_forwarded(context, command, request)
-        return None
+        return RequestOutcome.ANSWERED
 
     # -- transactions -------------------------------------------------------------------------------------------------
 

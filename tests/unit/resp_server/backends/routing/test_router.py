@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import pytest
 
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import (
+    AllKeysRoute,
+    CacheableRead,
+    LocalRoute,
+    Route,
+    SelectRoute,
+    SplitRoute,
+    StatesRoute,
+    UpstreamRoute,
+    changed_keys,
+)
 from resp_server.backends.routing.router import KEYS_AT_ONCE, Router
 from resp_server.backends.routing.rules import parse_rules
 from resp_server.command.command_facts import facts_in
@@ -27,54 +37,54 @@ def router() -> Router:
     return Router(TABLE, ownership)
 
 
-def destination(line: str, made: Router | None = None) -> Destination:
+def kind_of_route(line: str, made: Router | None = None) -> type[Route]:
     route = (made or router()).route([word.encode() for word in line.split(" ")])
     assert route is not None
-    return route.destination
+    return type(route)
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         *(
-            (line, Destination.UPSTREAM)
+            (line, UpstreamRoute)
             for line in ("GET a", "set a 1", "EVAL x 0", "TIME", "FLUSHALL", "COMMAND", "PUBLISH a b")
         ),
         *(
-            (line, Destination.UPSTREAM)
+            (line, UpstreamRoute)
             for line in ("INFO", "INFO memory", "CONFIG GET x", "XREAD COUNT 1 STREAMS BLOCK 0", "GET")
         ),
         *(
-            (line, Destination.UPSTREAM)
+            (line, UpstreamRoute)
             for line in ("MEMORY USAGE a", "MEMORY DOCTOR", "OBJECT HELP", "SPUBLISH job:speed:1 x", "ROLE")
         ),
         *(
-            (line, Destination.UPSTREAM)
+            (line, UpstreamRoute)
             for line in ("SORT a BY job:speed:*", "SWAPDB 2 1", "SCRIPT LOAD x", "FCALL f 1 a", "OBJECT")
         ),
         *(
-            (line, Destination.STATES)
+            (line, StatesRoute)
             for line in ("GET job:speed:1", "MGET job:speed:1 job:speed:2", "OBJECT ENCODING job:speed:1")
         ),
         *(
-            (line, Destination.STATES)
+            (line, StatesRoute)
             for line in ("WATCH job:speed:1", "TYPE job:speed:1", "HGETALL job:speed:1", "TTL job:speed:1")
         ),
-        *((line, Destination.BOTH) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
+        *((line, SplitRoute) for line in ("MGET a job:speed:1", "EXISTS job:speed:1 a", "touch a job:speed:1")),
         *(
-            (line, Destination.LOCAL)
+            (line, LocalRoute)
             for line in ("PING", "HELLO 3", "CLIENT ID", "AUTH x", "MULTI", "EXEC", "STATE OWNERS", "ACL WHOAMI")
         ),
-        *((line, Destination.LOCAL) for line in ("CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")),
-        *((line, Destination.STATES) for line in ("INFO proxy", "INFO SPARKIS memory", "STATE JOBS", "STATE LAG")),
-        *((line, Destination.STATES) for line in ("STATE LOCATE a", "STATE MGET a b", "STATE HISTORY a")),
-        ("STATE DESCRIBE job:speed", Destination.STATES),
-        *((line, Destination.ALL_KEYS) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
-        ("SELECT 0", Destination.SELECT),
+        *((line, LocalRoute) for line in ("CLUSTER INFO", "SLOWLOG GET", "UNSUBSCRIBE")),
+        *((line, StatesRoute) for line in ("INFO proxy", "INFO SPARKIS memory", "STATE JOBS", "STATE LAG")),
+        *((line, StatesRoute) for line in ("STATE LOCATE a", "STATE MGET a b", "STATE HISTORY a")),
+        ("STATE DESCRIBE job:speed", StatesRoute),
+        *((line, AllKeysRoute) for line in ("SCAN 0", "KEYS *", "dbsize", "RANDOMKEY")),
+        ("SELECT 0", SelectRoute),
     ],
 )
-def test_request_goes_to_owner_of_its_keys(line: str, expected: Destination) -> None:
-    assert destination(line) is expected
+def test_request_goes_to_owner_of_its_keys(line: str, expected: type[Route]) -> None:
+    assert kind_of_route(line) is expected
 
 
 def test_split_request_has_positions_of_states_keys() -> None:
@@ -87,17 +97,17 @@ def test_split_request_has_positions_of_states_keys() -> None:
 )
 def test_write_of_states_key_is_refused_by_name(line: str) -> None:
     with pytest.raises(GenericError, match=r"^key 'job:speed:1' is owned by state job:speed$"):
-        destination(line)
+        kind_of_route(line)
 
 
 def test_number_of_words_is_checked_before_owner() -> None:
     with pytest.raises(GenericError, match="wrong number of arguments"):
-        destination("SET job:speed:1")
+        kind_of_route("SET job:speed:1")
 
 
 def test_error_of_unsplittable_request_names_owners_of_its_keys() -> None:
     with pytest.raises(GenericError, match=r"key 'a' is the upstream's, key 'job:speed:1' is owned by state job:speed"):
-        destination("SINTER a job:speed:1")
+        kind_of_route("SINTER a job:speed:1")
 
 
 @pytest.mark.parametrize(
@@ -113,13 +123,13 @@ def test_error_of_unsplittable_request_names_owners_of_its_keys() -> None:
 )
 def test_request_that_may_wait_for_other_clients_is_known(line: str, is_blocking: bool) -> None:
     route = router().route([word.encode() for word in line.split(" ")])
-    assert route is not None and route.destination is Destination.UPSTREAM and route.is_blocking is is_blocking
+    assert type(route) is UpstreamRoute and route.is_blocking is is_blocking
 
 
 def test_watched_keys_may_be_of_both_backends() -> None:
     route = router().route([b"WATCH", b"a", b"job:speed:1", b"b"])
-    assert route is not None and route.destination is Destination.BOTH and list(route.state_keys) == [2]
-    assert destination("WATCH a b") is Destination.UPSTREAM
+    assert type(route) is SplitRoute and list(route.state_keys) == [2]
+    assert kind_of_route("WATCH a b") is UpstreamRoute
 
 
 @pytest.mark.parametrize(
@@ -155,8 +165,8 @@ def test_no_key_is_answered_before_owners_are_known() -> None:
     unknowing = Router(TABLE, Ownership())
     for line in ("GET a", "SET a 1", "MGET a b", "EVAL x 1 a", "SCAN 0", "KEYS *", "DBSIZE", "RANDOMKEY"):
         with pytest.raises(LoadingError):
-            destination(line, unknowing)
-    assert destination("TIME", unknowing) is Destination.UPSTREAM
+            kind_of_route(line, unknowing)
+    assert kind_of_route("TIME", unknowing) is UpstreamRoute
 
 
 ROW = b"*10\r\n$8\r\njson.set\r\n:-4\r\n*1\r\n+write\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*1\r\n*6\r\n"
@@ -170,9 +180,9 @@ def test_modules_command_is_known_from_upstreams_own_table() -> None:
     made = router()
     assert made.route([b"JSON.SET", b"a", b"$", b"1"]) is None
     made.commands.take_facts(facts_in(b"*1\r\n" + ROW + INDEX + RANGE))
-    assert destination("JSON.SET a $ 1", made) is Destination.UPSTREAM
+    assert kind_of_route("JSON.SET a $ 1", made) is UpstreamRoute
     with pytest.raises(GenericError, match="is owned by state job:speed"):
-        destination("JSON.SET job:speed:1 $ 1", made)
+        kind_of_route("JSON.SET job:speed:1 $ 1", made)
 
 
 def test_command_with_unknown_keys_is_not_passed_on() -> None:
@@ -193,13 +203,13 @@ def test_command_with_unknown_keys_is_not_passed_on() -> None:
         }
     )
     with pytest.raises(GenericError, match=r"does not say where the keys of 'mod\.do' are"):
-        destination("MOD.DO a", made)
+        kind_of_route("MOD.DO a", made)
     assert made.needs_getkeys([b"MOD.DO", b"a"]) and not made.needs_getkeys([b"GET", b"a"])
     made.getkeys_cache.add([b"MOD.DO", b"a"], [b"a"])
     made.getkeys_cache.add([b"MOD.DO", b"a", b"job:speed:1"], [b"job:speed:1"])
-    assert destination("MOD.DO a", made) is Destination.UPSTREAM and not made.needs_getkeys([b"MOD.DO", b"a"])
+    assert kind_of_route("MOD.DO a", made) is UpstreamRoute and not made.needs_getkeys([b"MOD.DO", b"a"])
     with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
-        destination("MOD.DO a job:speed:1", made)
+        kind_of_route("MOD.DO a job:speed:1", made)
     for number in range(1024):
         made.getkeys_cache.add([b"MOD.DO", b"%d" % number], [])
     assert made.needs_getkeys([b"MOD.DO", b"a"])
@@ -212,10 +222,10 @@ def test_rows_of_redis_before_7_have_first_key_last_and_step() -> None:
     made = router()
     made.commands.take_facts(facts_in(rows))
     with pytest.raises(GenericError, match="key 'job:speed:1' is owned"):
-        destination("MSET a 1 job:speed:1 job:speed:2", made)
-    assert destination("MSET a job:speed:1", made) is Destination.UPSTREAM
+        kind_of_route("MSET a 1 job:speed:1 job:speed:2", made)
+    assert kind_of_route("MSET a job:speed:1", made) is UpstreamRoute
     with pytest.raises(GenericError, match="does not say where"):
-        destination("MOD a", made)
+        kind_of_route("MOD a", made)
 
 
 @pytest.mark.parametrize("reply", [b"-ERR no\r\n", b"+OK\r\n", b"*1\r\n+x\r\n", b"*1\r\n*2\r\n+x\r\n:1\r\n"])
@@ -273,11 +283,11 @@ def test_long_request_is_routed_in_steps_as_short_one(name: bytes, keys: list[by
             routed_in_steps(*words)
         return
     found, steps = routed_in_steps(*words)
-    if isinstance(expected, Route) and expected.destination is Destination.BOTH and len(keys) > KEYS_AT_ONCE:
-        assert found is not None and found.destination is Destination.BOTH and found.is_in_chunks
+    if type(expected) is SplitRoute and len(keys) > KEYS_AT_ONCE:
+        assert type(found) is SplitRoute and found.is_in_chunks
         assert list(found.state_keys) == list(expected.state_keys)
     else:
-        assert found == expected
+        assert (type(found), found) == (type(expected), expected)
     assert steps >= len(keys) // 2 // KEYS_AT_ONCE or name in (b"GET", b"NO")
 
 
@@ -315,8 +325,11 @@ def router_with_cache() -> Router:
 )
 def test_cacheable_replies_and_changed_keys_of_commands(line: str, cache_s: float, changed: list[bytes] | None) -> None:
     route = router_with_cache().route([word.encode() for word in line.split(" ")])
-    assert route is not None and route.cache_s == cache_s
-    assert route.changed is None if changed is None else list(route.changed or ()) == list(changed)
+    assert route is not None
+    use = route.use if type(route) is UpstreamRoute else None
+    assert (use.cache_s if type(use) is CacheableRead else 0) == cache_s
+    keys = changed_keys(route)
+    assert keys is None if changed is None else list(keys or ()) == list(changed)
 
 
 def test_reply_about_several_keys_is_cached_for_shortest_of_their_times() -> None:
@@ -325,8 +338,8 @@ def test_reply_about_several_keys_is_cached_for_shortest_of_their_times() -> Non
     made.take_rules(parse_rules("".join(rule % row for row in (("a", "5s"), ("b", "3s"), ("c", "tracking"))), ""))
     made.complete()
     route = Router(TABLE, made).route([b"MGET", b"a1", b"b1", b"c1", b"a1"])
-    assert route is not None and route.cache_s == 3 and route.cached_keys == [b"a1", b"b1", b"c1"]
-    assert route.can_overtake_cache and route.changed == [b"c1"]
+    assert type(route) is UpstreamRoute
+    assert route.use == CacheableRead([b"a1", b"b1", b"c1"], cache_s=3, exact=[b"c1"])
 
 
 @pytest.mark.parametrize(
@@ -334,7 +347,8 @@ def test_reply_about_several_keys_is_cached_for_shortest_of_their_times() -> Non
 )
 def test_any_cached_key_may_change_by_long_write_of_several_keys(name: bytes, changed: Sequence[bytes] | None) -> None:
     route, _ = routed_in_steps(name, *THEIRS, by=router_with_cache())
-    assert route is not None and route.changed == changed and not route.cache_s
+    assert type(route) is UpstreamRoute and type(route.use) is not CacheableRead
+    assert changed_keys(route) == changed
 
 
 def test_read_of_states_fields_does_not_wait_for_exactly_cached_keys() -> None:
@@ -344,4 +358,4 @@ def test_read_of_states_fields_does_not_wait_for_exactly_cached_keys() -> None:
     made.complete()
     for line, can_overtake_cache in ((b"EXISTS fact/7/a fact/7/b", False), (b"EXISTS fact/7/a page:1", True)):
         route = Router(TABLE, made).route(line.split())
-        assert route is not None and route.can_overtake_cache is can_overtake_cache
+        assert type(route) is SplitRoute and route.can_overtake_cache is can_overtake_cache

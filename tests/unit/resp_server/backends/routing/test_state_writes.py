@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resp_server.backends.routing.ownership import Ownership
-from resp_server.backends.routing.route import Destination, Route
+from resp_server.backends.routing.route import DroppedRoute, Route, SplitRoute, StatesRoute, UpstreamRoute
 from resp_server.backends.routing.router import Router
 from resp_server.backends.routing.rules import RulesError, parse_rules
 from resp_server.commands import command_table
@@ -44,7 +44,7 @@ def route(line: str) -> Route:
     ],
 )
 def test_plain_set_is_dropped_by_rule(line: str) -> None:
-    assert route(line).destination is Destination.DROPPED
+    assert type(route(line)) is DroppedRoute
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_other_write_is_refused_by_rule_that_drops_plain_set(line: str) -> None:
 
 def test_mset_is_sent_upstream_without_dropped_keys() -> None:
     made = route("MSET a 1 drop:1 2 b 3 drop:2 4 pass:1 5")
-    assert made.destination is Destination.UPSTREAM and made.request == [
+    assert type(made) is UpstreamRoute and made.request == [
         b"MSET",
         b"a",
         b"1",
@@ -88,12 +88,12 @@ def test_one_refused_key_refuses_request(line: str) -> None:
 )
 def test_rule_passes_writes_to_upstream(line: str) -> None:
     made = route(line)
-    assert made.destination is Destination.UPSTREAM and made.request is None
+    assert type(made) is UpstreamRoute and made.request is None
 
 
 def test_reads_are_states_for_all_rules_about_writes() -> None:
-    assert {route(f"GET {kind}:1").destination for kind in ("drop", "pass", "keep")} == {Destination.STATES}
-    assert route("MGET a drop:1 pass:1").destination is Destination.BOTH
+    assert {type(route(f"GET {kind}:1")) for kind in ("drop", "pass", "keep")} == {StatesRoute}
+    assert type(route("MGET a drop:1 pass:1")) is SplitRoute
 
 
 def test_number_of_words_is_checked_before_write_is_dropped() -> None:
