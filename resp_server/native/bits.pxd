@@ -3,8 +3,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from resp_server.native.arguments cimport integer, is_word
+from resp_server.native.lookup_batch cimport LookupBatch, Request
 from resp_server.native.records cimport ANSWERED, GENERAL, Record
-from resp_server.native.rows cimport FLAGS, LENGTHS
+from resp_server.native.rows cimport FLAGS, LENGTHS, rows
 from resp_server.native.wire cimport Output, Word, put_line
 from state_backend.native.little_endian cimport u64
 
@@ -17,8 +18,12 @@ cdef extern from *:
     int count_ones "__builtin_popcountll"(unsigned long long) noexcept nogil
 
 
-cdef inline int put_bits(Output* out, const Word* words, size_t arguments, int reply, const Record* record) except -2:
-    """Write a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
+cdef inline int reply_of_bits(LookupBatch batch, Request* request, int found, const Record* record) except -2:
+    """Reply with a bit of a value, the number of its set bits, or the place of its first bit. A range is in bytes."""
+    cdef Output* out = batch.out
+    cdef const Word* words = &batch.words[request.first_word]
+    cdef size_t arguments = request.words
+    cdef int reply = rows[request.command].reply
     cdef int64_t size = <int64_t>record.size, number = 0, first = 0, last = -1, count = 0
     cdef size_t at = 1 if reply == LENGTHS else 2
     cdef bint has_end = arguments >= at + 2
@@ -61,8 +66,11 @@ cdef inline int put_bits(Output* out, const Word* words, size_t arguments, int r
     return put_line(out, c":", 8 * first + count_leading_zeros(<uint64_t>skipped << 56)) + ANSWERED
 
 
-cdef inline int put_numbers(Output* out, const Word* words, size_t arguments, const Record* record) except -2:
-    """Write integers at positions of a value's bits."""
+cdef inline int reply_of_bit_fields(LookupBatch batch, Request* request, int found, const Record* record) except -2:
+    """Reply with integers at positions of a value's bits."""
+    cdef Output* out = batch.out
+    cdef const Word* words = &batch.words[request.first_word]
+    cdef size_t arguments = request.words
     cdef Word digits
     cdef int64_t size = <int64_t>record.size, bits = 0, position = 0, bit
     cdef uint64_t number

@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from resp_server.native.client_fields cimport SessionFields
 from resp_server.native.jobs cimport Jobs
 from resp_server.native.lookup_batch cimport REQUESTS_MAX, LookupBatch, Request
-from resp_server.native.rows cimport COMMANDS_MAX
+from resp_server.native.rows cimport COMMANDS_MAX, Row
 from resp_server.native.permissions cimport Permissions
 from resp_server.native.wire cimport Word
 
@@ -73,7 +73,10 @@ cdef class Core:
     cdef int reply_to_transaction(self, uint32_t multi, uint32_t exec_) except -2
     cdef int reply_to_queued(self, uint32_t first, uint32_t end_request) except -2
     cdef int reply_to(self, Request* request) except -2
-    cdef int reply_without_key(self, Request* request) except -2
+    cdef int reply_without_record(self, Request* request, const Row* row) except -2
+    cdef int reply_without_key(self, Request* request, int reply) except -2
+    cdef int reply_of_key_count(self) except -2
+    cdef int reply_of_clock(self) except -2
     cdef int set_read_point(self, const Word* words, size_t count) except -2
     cdef int watch_keys(self, Request* request) except -2
     cdef bint is_unchanged(self) except -1

@@ -15,10 +15,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from resp_server.native.arguments cimport integer, is_word
-from resp_server.native.bits cimport put_bits, put_numbers
+from resp_server.native.bits cimport reply_of_bit_fields, reply_of_bits
 from resp_server.native.element_replies cimport (
-    reply_of_list, reply_of_random, reply_of_rows, reply_of_scan, reply_of_search, reply_of_sort, reply_of_string_range,
-    reply_of_whole
+    reply_of_list, reply_of_random, reply_of_scan, reply_of_search, reply_of_sort, reply_of_string_range, reply_of_whole
 )
 from resp_server.native.jobs cimport JobPages, Jobs
 from resp_server.native.key_replies cimport reply_of_fact, reply_of_stored_bytes, reply_to_keys
@@ -27,7 +26,7 @@ from resp_server.native.lookup_batch cimport (
     REPLY_BYTES_MAX, REQUESTS_MAX, REQUEST_WORDS_MAX, Counts, LookupBatch, Request, count_lookup, has_room, read_key
 )
 from resp_server.native.member_replies cimport reply_of_distance, reply_of_members
-from resp_server.native.records cimport ANSWERED, GENERAL, LARGE_MAP, LARGE_SET, LIVE, SMALL_SORTED_SET, Record, size_of
+from resp_server.native.records cimport ANSWERED, GENERAL, LARGE_MAP, LIVE, SMALL_SORTED_SET, Record, size_of
 from resp_server.native.rows cimport *
 from resp_server.native.permissions cimport Permissions
 from resp_server.native.set_replies cimport reply_of_sets
@@ -47,6 +46,18 @@ cdef int64_t WORD_OVERHEAD_BYTES = ARGUMENT_OVERHEAD_BYTES
 cdef enum:
     WATCHED_MAX = 128
     WATCHED_BYTES_MAX = 65536
+
+ctypedef int (*PartReply)(LookupBatch, Request*, int, const Record*) except -2
+
+# How a part of a key's record is replied with. is_of_small: of small records only. counts_key: the look-up of the key is counted
+# before; other functions count what they look up.
+cdef struct Part:
+    PartReply reply
+    bint is_of_small
+    bint counts_key
+
+# By what a command reads (`rows`). Without a function, it does not read one key's record.
+cdef Part parts[READS]
 
 # The keys of the view were not counted yet.
 cdef enum:
@@ -590,70 +601,40 @@ cdef class Core:
         return ANSWERED
 
     cdef int reply_to(self, Request* request) except -2:
+        """Reply to a request, with the part of its key's record that its command reads."""
         cdef LookupBatch batch = self.batch
         cdef const Row* row = &rows[request.command]
-        cdef Word* word = &batch.words[request.first_word]
+        cdef const Part* part = &parts[row.reads]
         cdef Record record
         cdef int found
-        cdef int64_t size
-        if row.reads == KEYS:
-            return self.watch_keys(request) if row.reply == WATCHED else reply_to_keys(batch, request)
-        if row.reads == COMBINED:
-            return reply_of_sets(batch, request)
-        if row.reads == ALL_KEYS and row.reply in (LENGTHS, FIELDS):
-            return reply_of_slot(batch, request)
-        if row.reads <= ALL_KEYS:
-            return reply_of_keys(batch, request) if row.is_array and row.reads == ALL_KEYS else self.reply_without_key(request)
-        found = read_key(batch, request.first_lookup, word, &record)
+        if part.reply == NULL:
+            return self.reply_without_record(request, row)
+        found = read_key(batch, request.first_lookup, &batch.words[request.first_word], &record)
         if found == GENERAL:
             return GENERAL
-        if row.reads == FACT and row.reply == STORED_BYTES:
-            return reply_of_stored_bytes(batch, request, found, &record)
-        if row.kind != ANY_KIND and found == LIVE and record.form not in (SMALL_FORMS[row.kind], LARGE_FORMS[row.kind]):
-            return GENERAL
-        if row.reads == MEMBERS and row.reply != DISTANCE:
-            return reply_of_members(batch, request, found, &record)
-        count_lookup(batch, found == LIVE)
-        if row.reads == FACT:
-            return reply_of_fact(batch, row.reply, found, &record)
-        if row.reads == MEMBERS:
-            return reply_of_distance(batch, request, found, &record)
-        if row.reads == AREA:
-            return reply_of_area(batch, request, row.reply, found, &record)
-        if row.reads == SORTED:
-            return reply_of_sort(batch, request, &record)
-        if row.kind == SORTED_SET and row.reads in (RANKS, SCORES, TEXT_RANGE):
-            return reply_of_range(batch, request, found, &record)
-        if row.kind == LIST and row.reads == RANKS:
-            return reply_of_list(batch, request, found, &record)
-        if row.reads == SIZE:
-            size = size_of(&record)
-            return put_line(batch.out, c":", size) + ANSWERED if size >= 0 else GENERAL
-        if row.reads == SCAN:
-            return reply_of_scan(batch, request, found, &record)
-        if row.reads == WHOLE and found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
-            return reply_of_rows(batch, request, &record, 0, size_of(&record))
-        if found == LIVE and record.form != SMALL_FORMS[row.kind]:
-            return GENERAL
-        if row.reads == RANDOM:
-            return reply_of_random(batch, request, found, &record)
-        if row.reads == BITS and row.is_array:
-            return put_numbers(batch.out, word, request.words, &record)
-        if row.reads == BITS:
-            return put_bits(batch.out, word, request.words, row.reply, &record)
-        if row.reads == SEARCH:
-            return reply_of_search(batch, request, &record)
-        if row.reads == RANKS:
-            return reply_of_string_range(batch, request, &record)
-        return reply_of_whole(batch, request, found, &record)
+        if row.kind != ANY_KIND and found == LIVE and record.form != SMALL_FORMS[row.kind]:
+            if part.is_of_small or record.form != LARGE_FORMS[row.kind]:
+                return GENERAL
+        if part.counts_key:
+            count_lookup(batch, found == LIVE)
+        return part.reply(batch, request, found, &record)
 
-    cdef int reply_without_key(self, Request* request) except -2:
+    cdef int reply_without_record(self, Request* request, const Row* row) except -2:
+        """Reply about several keys, about all keys, or about the connection or the server."""
+        if row.reads == KEYS:
+            return self.watch_keys(request) if row.reply == WATCHED else reply_to_keys(self.batch, request)
+        if row.reads == COMBINED:
+            return reply_of_sets(self.batch, request)
+        if row.reads != ALL_KEYS:
+            return self.reply_without_key(request, row.reply)
+        if row.reply == KEY_COUNT:
+            return self.reply_of_key_count()
+        return reply_of_slot(self.batch, request) if row.reply in (LENGTHS, FIELDS) else reply_of_keys(self.batch, request)
+
+    cdef int reply_without_key(self, Request* request, int reply) except -2:
         """Reply about the connection or the server."""
         cdef Output* out = self.batch.out
         cdef Word* word = &self.batch.words[request.first_word]
-        cdef int reply = rows[request.command].reply
-        cdef char line[NUMBER_LINE_BYTES]
-        cdef int64_t clock_ms
         if reply == TEXTS:
             return (put_bulk(out, word.at, word.size) if request.words else put(out, b"+PONG\r\n", 7)) + ANSWERED
         if reply == CLIENT_ID:
@@ -667,15 +648,23 @@ cdef class Core:
             return self.set_read_point(word, request.words - 1)
         if reply == DATABASE:  # the core answers clients of database 0
             return put(out, b"+OK\r\n", 5) + ANSWERED if word.size == 1 and word.at[0] == c"0" else GENERAL
-        if reply == KEY_COUNT:
-            if self.key_count == NOT_COUNTED:
-                try:
-                    count = self.count_keys(self.session.user, self.jobs.view)
-                except StoreError:
-                    count = None
-                self.key_count = -1 if count is None else count
-            return put_line(out, c":", self.key_count) + ANSWERED if self.key_count >= 0 else GENERAL
-        clock_ms = self.read_clock()
+        return self.reply_of_clock() if reply == CLOCK else GENERAL
+
+    cdef int reply_of_key_count(self) except -2:
+        """Reply with the number of all keys that the client's user sees."""
+        if self.key_count == NOT_COUNTED:
+            try:
+                count = self.count_keys(self.session.user, self.jobs.view)
+            except StoreError:
+                count = None
+            self.key_count = -1 if count is None else count
+        return put_line(self.batch.out, c":", self.key_count) + ANSWERED if self.key_count >= 0 else GENERAL
+
+    cdef int reply_of_clock(self) except -2:
+        """Reply with the time in seconds, and microseconds."""
+        cdef Output* out = self.batch.out
+        cdef char line[NUMBER_LINE_BYTES]
+        cdef int64_t clock_ms = self.read_clock()
         put(out, b"*2\r\n", 4)
         put_bulk(out, line + 1, write_line(line, c"$", clock_ms // 1000) - 3)
         return put_bulk(out, line + 1, write_line(line, c"$", clock_ms % 1000 * 1000) - 3) + ANSWERED
@@ -701,3 +690,32 @@ cdef class Core:
         self.session.read_point = self.read_point_at(clock_ms)
         self.read_ms = self.jobs.now_ms = clock_ms
         return put(self.batch.out, b"+OK\r\n", 5) + ANSWERED
+
+
+cdef int reply_of_size(LookupBatch batch, Request* request, int found, const Record* record) except -2:
+    """Reply with the number of elements, or of a value's bytes."""
+    cdef int64_t size = size_of(record)
+    return put_line(batch.out, c":", size) + ANSWERED if size >= 0 else GENERAL
+
+
+cdef int _fill_parts() except -1:
+    parts[FACT] = Part(reply_of_fact, False, True)
+    parts[ROW_SIZE] = Part(reply_of_stored_bytes, False, False)
+    parts[SIZE] = Part(reply_of_size, False, True)
+    parts[WHOLE] = Part(reply_of_whole, False, True)
+    parts[BYTES] = Part(reply_of_string_range, True, True)
+    parts[BITS] = Part(reply_of_bits, True, True)
+    parts[BIT_FIELDS] = Part(reply_of_bit_fields, True, True)
+    parts[MEMBERS] = Part(reply_of_members, False, False)
+    parts[TWO_MEMBERS] = Part(reply_of_distance, False, True)
+    parts[INDEXES] = Part(reply_of_list, False, True)
+    parts[RANKS] = parts[SCORES] = parts[TEXT_RANGE] = Part(reply_of_range, False, True)
+    parts[RANDOM] = Part(reply_of_random, True, True)
+    parts[SEARCH] = Part(reply_of_search, True, True)
+    parts[SORTED] = Part(reply_of_sort, False, True)
+    parts[SCAN] = Part(reply_of_scan, False, True)
+    parts[AREA] = Part(reply_of_area, False, True)
+    return 0
+
+
+_fill_parts()

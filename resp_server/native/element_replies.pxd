@@ -24,35 +24,6 @@ cdef enum:
     RANDOM_MAX = 512  # elements of a record of which some are chosen at random
 
 
-cdef inline int reply_of_whole(LookupBatch batch, Request* request, int found, const Record* record) except -2:
-    """Reply with all of a small record."""
-    cdef Output* out = batch.out
-    cdef const Row* row = &rows[request.command]
-    cdef int64_t count, i
-    cdef size_t at
-    cdef Item item
-    cdef char type_byte = c"*"
-    if row.kind == STRING:
-        return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, batch.is_resp3)) + ANSWERED
-    if batch.is_resp3 and (row.kind == SET or row.reply == PAIRS):
-        type_byte = c"~" if row.kind == SET else c"%"
-    if found != LIVE:
-        return put_line(out, type_byte, 0) + ANSWERED
-    count = size_of(record)
-    at = items_start(record) if count >= 0 else record.size + 1
-    if at > record.size or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
-        return GENERAL
-    put_line(out, type_byte, 2 * count if row.reply == PAIRS and not batch.is_resp3 else count)
-    if row.kind == SET or row.reply == PAIRS:
-        return put(out, record.payload + at, record.size - at) + ANSWERED
-    for i in range(2 * count):  # fields and values take turns
-        if next_item(record, i, &at, &item) == GENERAL:
-            return GENERAL
-        if (i & 1) == (row.reply == TEXTS):
-            put_bulk(out, item.at, item.size)
-    return ANSWERED
-
-
 cdef inline int put_row(LookupBatch batch, int reply, const Walk* walk, int64_t now_ms) except -2:
     """Write a row's field, value or member: LIVE, ABSENT if it has expired, or GENERAL if the core cannot read it."""
     cdef const uint8_t* record = walk.lookup.record
@@ -109,6 +80,39 @@ cdef inline int reply_of_rows(LookupBatch batch, Request* request, const Record*
     if batch.is_resp3 and (row.kind == SET or row.reply == PAIRS):
         type_byte = c"~" if row.kind == SET else c"%"
     return insert(out, before, head, write_line(head, type_byte, 2 * count if reply == PAIRS and not batch.is_resp3 else count)) + ANSWERED
+
+
+cdef inline int reply_of_whole(LookupBatch batch, Request* request, int found, const Record* record) except -2:
+    """Reply with all of a record."""
+    cdef Output* out = batch.out
+    cdef const Row* row = &rows[request.command]
+    cdef int64_t count, i
+    cdef size_t at
+    cdef Item item
+    cdef char type_byte = c"*"
+    if found == LIVE and record.form in (LARGE_MAP, LARGE_SET):
+        return reply_of_rows(batch, request, record, 0, size_of(record))
+    if found == LIVE and record.form != SMALL_FORMS[row.kind]:
+        return GENERAL
+    if row.kind == STRING:
+        return (put_bulk(out, record.payload, record.size) if found == LIVE else put_nil(out, batch.is_resp3)) + ANSWERED
+    if batch.is_resp3 and (row.kind == SET or row.reply == PAIRS):
+        type_byte = c"~" if row.kind == SET else c"%"
+    if found != LIVE:
+        return put_line(out, type_byte, 0) + ANSWERED
+    count = size_of(record)
+    at = items_start(record) if count >= 0 else record.size + 1
+    if at > record.size or record.size > REPLY_BYTES_MAX or (row.kind == SET and count > ENTRIES_MAX):
+        return GENERAL
+    put_line(out, type_byte, 2 * count if row.reply == PAIRS and not batch.is_resp3 else count)
+    if row.kind == SET or row.reply == PAIRS:
+        return put(out, record.payload + at, record.size - at) + ANSWERED
+    for i in range(2 * count):  # fields and values take turns
+        if next_item(record, i, &at, &item) == GENERAL:
+            return GENERAL
+        if (i & 1) == (row.reply == TEXTS):
+            put_bulk(out, item.at, item.size)
+    return ANSWERED
 
 
 cdef inline int reply_of_scan(LookupBatch batch, Request* request, int found, const Record* record) except -2:
@@ -174,7 +178,7 @@ cdef inline int put_list_blocks(LookupBatch batch, Request* request, const Recor
     return ANSWERED
 
 
-cdef inline int reply_of_string_range(LookupBatch batch, Request* request, const Record* record) except -2:
+cdef inline int reply_of_string_range(LookupBatch batch, Request* request, int found, const Record* record) except -2:
     """Reply with a range of a value's bytes; negative positions count from the end."""
     cdef int64_t first = 0, last = 0, size
     if not integer(&batch.words[request.first_word + 1], &first):
@@ -287,7 +291,7 @@ cdef inline int reply_of_random(LookupBatch batch, Request* request, int found, 
     return ANSWERED
 
 
-cdef inline int reply_of_search(LookupBatch batch, Request* request, const Record* record) except -2:
+cdef inline int reply_of_search(LookupBatch batch, Request* request, int found, const Record* record) except -2:
     """Reply with the index of the first element of a short list that is equal to an argument."""
     cdef const Word* element = &batch.words[request.first_word + 1]
     cdef double score
@@ -297,7 +301,7 @@ cdef inline int reply_of_search(LookupBatch batch, Request* request, const Recor
     return (put_line(batch.out, c":", i) if i >= 0 else put_nil(batch.out, batch.is_resp3)) + ANSWERED
 
 
-cdef inline int reply_of_sort(LookupBatch batch, Request* request, const Record* record) except -2:
+cdef inline int reply_of_sort(LookupBatch batch, Request* request, int found, const Record* record) except -2:
     """Reply with the elements of a small list, set or sorted set in the order of their numbers, or of their texts."""
     cdef Word* words = &batch.words[request.first_word]
     cdef bint is_descending = False, is_alpha = False

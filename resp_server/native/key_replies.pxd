@@ -57,9 +57,10 @@ cdef inline int reply_of_stored_bytes(LookupBatch batch, Request* request, int f
     return put_line(batch.out, c":", batch.lookups[request.first_lookup].size + ROW_BYTES) + ANSWERED
 
 
-cdef inline int reply_of_fact(LookupBatch batch, int reply, int found, const Record* record) except -2:
+cdef inline int reply_of_fact(LookupBatch batch, Request* request, int found, const Record* record) except -2:
     """Reply with a fact about a key, or with a number that is the same for all keys."""
     cdef Output* out = batch.out
+    cdef int reply = rows[request.command].reply
     cdef int64_t number
     cdef Text[6] types = [b"", b"+string\r\n", b"+hash\r\n", b"+list\r\n", b"+set\r\n", b"+zset\r\n"]
     if reply == TYPES:

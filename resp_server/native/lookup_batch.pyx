@@ -7,7 +7,7 @@ from libc.stdlib cimport free
 
 from resp_server.native.jobs cimport NO_JOB, UNDECIDED, JobPages, Jobs
 from resp_server.native.records cimport LIVE, Record, name_member
-from resp_server.native.rows cimport LARGE_FORMS, MEMBERS, RANKS_OF, REVERSED_RANKS_OF, WATCHED, rows
+from resp_server.native.rows cimport LARGE_FORMS, MEMBERS, RANKS_OF, REVERSED_RANKS_OF, TWO_MEMBERS, WATCHED, rows
 from resp_server.native.trees cimport rank_in_tree
 from resp_server.native.wire cimport Word
 from state_backend.native.little_endian cimport f64, u64
@@ -109,7 +109,7 @@ cdef int prepare_member_lookups(LookupBatch batch) except -1:
     cdef int form, first
     for i in range(batch.request_count):
         request = &batch.requests[i]
-        if rows[request.command].reads != MEMBERS:
+        if rows[request.command].reads not in (MEMBERS, TWO_MEMBERS):
             continue
         form = LARGE_FORMS[rows[request.command].kind]
         if read(batch, request.first_lookup, &batch.words[request.first_word], &record) != LIVE:

@@ -13,19 +13,25 @@ cdef enum:
     TRANSACTION  # MULTI, EXEC or DISCARD
     KEYS  # all arguments are keys
     FACT  # the type, or the expiry
+    ROW_SIZE  # the bytes that the key's row takes
     SIZE  # the number of elements, or of a value's bytes
     WHOLE
+    BYTES  # a range of a value's bytes
+    BITS
+    BIT_FIELDS
     MEMBERS
-    RANKS  # a range by index or rank
+    TWO_MEMBERS  # their distance
+    INDEXES  # an element or a range of a list
+    RANKS  # a range of a sorted set
     SCORES  # a range by score
     TEXT_RANGE  # a range of a sorted set's members
     RANDOM  # one element, or some
-    BITS
     SEARCH  # for an element of a list
     COMBINED  # several sets
     SORTED  # all elements, in an order
     SCAN  # elements from a cursor on
     AREA  # members whose scores are points in an area
+    READS  # the number of these
 
 # What the reply has.
 cdef enum:
@@ -49,7 +55,6 @@ cdef enum:
     PLACES
     NUMBERS  # integers of some bits
     DUMPS
-    STORED_BYTES
     IN_ALL  # members of the first set that are in all others, or in none; those of all sets; or the number of the first
     IN_ANY
     IN_FIRST
@@ -65,7 +70,6 @@ cdef enum:
     ONE_TEXT
     POINTS
     GEOHASHES
-    DISTANCE
     WITHIN  # members, from options that name the area's center and shape; or these come first
     AROUND_POINT
     AROUND_MEMBER

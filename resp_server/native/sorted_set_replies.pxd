@@ -177,8 +177,9 @@ cdef inline int64_t matches_of(
     return found
 
 
-cdef inline int reply_of_area(LookupBatch batch, Request* request, int reply, int found, const Record* record) except -2:
+cdef inline int reply_of_area(LookupBatch batch, Request* request, int found, const Record* record) except -2:
     """Reply with the members in an area, in the order of Redis."""
+    cdef int reply = rows[request.command].reply
     cdef Search wanted
     cdef Match* matches
     cdef double score = 0

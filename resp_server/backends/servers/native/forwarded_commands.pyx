@@ -17,10 +17,12 @@ LISTINGS = {SpecialCommand.DBSIZE: COUNTED, SpecialCommand.KEYS: LISTED, Special
 cdef class ForwardedCommands:
     """A table of commands. A request's command is found by its name (`command_at`); its index is that of its row."""
 
-    def __init__(self, commands, stats):
+    def __init__(self, commands, server):
         self.names, self.stats, self.indexes = [], [], {}
         self.add_reads_of_states(commands)
-        self.caching = self.add("client|caching", 0, 0, (), None, stats.command_stats("client|caching"))
+        for each in server.table.with_subcommands():
+            if each.policy.special is SpecialCommand.CLIENT_CACHING:
+                self.caching = self.add(each.name, 0, 0, (), None, server.stats.command_stats(each.name))
 
     cdef int add(self, name, least, most, keys, special, command_stats, is_container=False) except -1:
         """Add a command; return its index."""

@@ -63,7 +63,7 @@ cdef class Forwarder:
     def __init__(self, cluster, server, commands):
         self.cluster, self.server, self.stats = cluster, server, server.stats
         self.epochs = cluster.epochs
-        self.commands = ForwardedCommands(commands, server.stats)
+        self.commands = ForwardedCommands(commands, server)
         self.delivery = ReplyDelivery(server, self.commands.stats)
         self.requests = ForwardableRequests(cluster, server, self.commands, self.delivery)
         self.state_keys = StateKeys(self.requests.database_patterns, self.requests.upstream)
