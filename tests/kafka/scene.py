@@ -16,6 +16,8 @@ from tests.kafka.broker import Broker, Message
 
 KEYS = 50
 MESSAGES_PER_S, PAUSE_S = 2_000, 0.05
+# What the producer holds at once: on a busy machine more may be due.
+MESSAGES_MAX = 10_000
 
 
 class Producing:
@@ -33,7 +35,7 @@ class Producing:
         began_s = monotonic()
         while not self._is_over.wait(PAUSE_S):
             due = round((monotonic() - began_s) * self._messages_per_s) - self.written
-            keys = random.choices(range(KEYS), k=due)
+            keys = random.choices(range(KEYS), k=min(due, MESSAGES_MAX))
             messages = [Message(b"%d" % next(numbers), b"k%d" % key) for key in keys]
             self._kafka.write(self._topic, messages, producer)
             self.written += len(keys)

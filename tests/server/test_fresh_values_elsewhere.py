@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from compat.conformance.servers import Running, sparkis_program, sparkis_server
 from compat.waiting import eventually
 from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
 from state_backend.model.slots import slot_of
 from tests.server.fresh_rows import STATES, Query, World, committed
 from tests.server.nodes import HALVES, Nodes
@@ -20,13 +22,15 @@ from tests.server.nodes import HALVES, Nodes
 # Keys of the first and of the second half of the slots.
 ONE, OTHER = b"job:max:a", b"job:max:b"
 ALL = {"slots": "0-16383"}
+# More than the free pages for which the store of an idle job is copied.
+FREED_BYTES = 8 << 20
 
 
-def begin_query(server: Running, log: LogWriter, stack: ExitStack) -> Query:
+def begin_query(server: Running, log: LogWriter, stack: ExitStack, batch: int = 1) -> Query:
     """Open a batch at a server."""
     query = Query(stack.enter_context(server.connect()), log)
     eventually(lambda: query.facts("job").get("stale"), lambda stale: stale == 0, "a heartbeat")
-    assert query.open(1) == b"OK"
+    assert query.open(batch) == b"OK"
     return query
 
 
@@ -52,6 +56,44 @@ def test_server_that_starts_again_shows_committed_values_until_batch_is_opened(t
         again = begin_query(server, log, stack)
         assert again.rows(1, ("a", 8, 80.5)) == b"OK"
         assert again.connection.call("MGET", ONE, OTHER).plain == [b"80.5", b"2.5"]
+
+
+def free_pages(log: LogWriter, stack: ExitStack) -> LogWriter:
+    """Leave so many free pages in the job's store that it is copied without them."""
+    keys = [f"job:note:{number}".encode() for number in range(FREED_BYTES >> 10)]
+    log.publish([Change("note", Op.PUT, key, value=os.urandom(1 << 10)) for key in keys])
+    log.publish([Change("note", Op.DELETE, key) for key in keys])
+    return log
+
+
+def begin_generation(log: LogWriter, stack: ExitStack) -> LogWriter:
+    """Begin a generation of the job, whose store is made anew."""
+    log.close()
+    again = stack.enter_context(LogWriter(log.log.root, "job", STATES, query_id="another"))
+    again.publish(committed("a", 1, 1.5))
+    return again
+
+
+@pytest.mark.parametrize("replace", [free_pages, begin_generation])
+def test_store_that_is_replaced_shows_committed_values_until_batch_is_opened(
+    tmp_path: Path, replace: Callable[[LogWriter, ExitStack], LogWriter]
+) -> None:
+    with ExitStack() as stack:
+        log = first_epoch(tmp_path / "log", stack)
+        server = stack.enter_context(sparkis_server(tmp_path / "store", tmp_path / "log"))
+        query = begin_query(server, log, stack, batch=9)
+        assert query.rows(9, ("a", 7, 70.5)) == b"OK"
+        assert query.connection.call("GET", ONE).plain == b"70.5"
+        log = replace(log, stack)
+        eventually(
+            lambda: query.rows(9, ("a", 8, 80.5)),
+            lambda reply: reply != b"OK" and reply.startswith("ERR no batch of job 'job' is open here"),
+            awaited="another store",
+        )
+        assert query.connection.call("GET", ONE).plain == b"1.5"
+        query = begin_query(server, log, stack, batch=9)
+        assert query.rows(9, ("a", 9, 90.5)) == b"OK"
+        assert query.connection.call("GET", ONE).plain == b"90.5"
 
 
 @pytest.mark.compiled

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import sparkis
+from compat.conformance.certificates import Authority
 from tests.spark.attaching import ROCKSDB, STORE
 
 SETTINGS = {
@@ -16,6 +19,14 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.realTimeMode.minBatchDuration": "1s",
 }
+
+
+def tls_of(authority: Authority, *, with_ca: bool = True) -> sparkis.Tls:
+    """Return files of TLS for a server and for the writer of rows; Java reads the key."""
+    cert, key = authority.issue("node")
+    converted = key.with_suffix(".pkcs8")
+    subprocess.run(["openssl", "pkey", "-in", key, "-out", converted], check=True)
+    return sparkis.Tls(cert_file=cert, key_file=converted, ca_cert_file=authority.ca if with_ca else None)
 
 
 class MemoryRows:

@@ -1,4 +1,4 @@
-// Prepares the query of docs/real-time.md for Scala: `test_real_time_scala.py` runs this, then the page's statements,
+// Prepares the query of docs/real-time.md for Scala: `test_real_time_jvm.py` runs this, then the page's statements,
 // then adds rows until it is told to stop.
 import java.nio.file.{Files, Paths}
 import org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream
@@ -13,5 +13,6 @@ val counts = orders.groupBy("customer").agg(count("*").as("count"), max("price")
 
 var next = 0L
 while (query.isActive && !Files.exists(Paths.get("stop"))) { source.addData(Seq(next)); next += 1; Thread.sleep(20) }
+println(query.exception)
 query.stop()
 :quit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from compat.waiting import eventually
 from spark_hooks.real_time.servers import SERVERS_SETTING, servers_of
 from sparkis import DescriptorError
 from tests.spark.micro_batches import Settings
-from tests.spark.real_time import SETTINGS, MemoryRows
+from tests.spark.real_time import SETTINGS, MemoryRows, tls_of
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 
@@ -71,15 +70,13 @@ def wait_for_value(rows: MemoryRows, client: redis.Redis, checkpoint: Path) -> N
     assert not list(checkpoint.glob("commits/[0-9]*"))
 
 
+@pytest.mark.parametrize("with_ca", [True, False], ids=["a CA", "its certificate alone"])
 def test_values_of_first_batch_are_readable_at_server_with_tls(
-    spark: SparkSession, fresh: Fresh, authority: Authority, tmp_path: Path
+    spark: SparkSession, fresh: Fresh, authority: Authority, tmp_path: Path, *, with_ca: bool
 ) -> None:
-    folder, log = authority.folder, tmp_path / "log"
-    key = folder / "node.pkcs8"
-    subprocess.run(["openssl", "pkey", "-in", folder / "node.key", "-out", key], check=True)
-    tls = sparkis.Tls(cert_file=folder / "node.crt", key_file=key, ca_cert_file=authority.ca)
+    log = tmp_path / "log"
     with (
-        sparkis.serve(spark, log=log, tls=tls) as endpoint,
+        sparkis.serve(spark, log=log, tls=tls_of(authority, with_ca=with_ca)) as endpoint,
         redis.Redis.from_url(endpoint.url, decode_responses=True, **authority.client("reader")) as client,
     ):
         wait_for_value(fresh(log), client, tmp_path / "checkpoint")
