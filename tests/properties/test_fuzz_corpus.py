@@ -125,6 +125,7 @@ def test_tasks_of_closed_subject_have_ended() -> None:
 
 
 def test_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compat.fuzz.subject.TIMEOUT_S", 3.0)
     monkeypatch.setattr(Connection, "_schedule_turn", lambda *ignored: None)
     monkeypatch.setattr(ImmediatePipeline, "answer", lambda *ignored: Pending(1e9, lambda: None))
     with pytest.raises(FoundError, match="the replies to all requests"):
