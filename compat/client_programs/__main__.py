@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compat.client_programs import page
 from compat.client_programs.clients import BuildError, Client, build, clients, install
-from compat.client_programs.places import PLACES, Places, running_places
+from compat.client_programs.places import PLACES, SERVER, Places, running_places
 from compat.client_programs.results import LIMITS, At, Result, known_results
 from compat.client_programs.runs import run
 from compat.conformance.page import put_into
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = Result(client.name, list(_runs(client, options.place or PLACES, places)))
             is_good &= _print_result(result, intended, is_whole=not options.place)
             results.append((client, result))
-    if not options.quick and not options.place:
+    if not options.quick:
         _write_pages(results, intended, options)
     return 0 if is_good else 1
 
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write_pages(
     results: Sequence[tuple[Client, Result]], intended: Sequence[Limit], options: argparse.Namespace
 ) -> None:
-    """Write the tables of the given pages; rows of clients that were not run stay."""
+    """Write the tables of the given pages whose places were run; rows of clients that were not run stay."""
     is_whole = len(results) == len(list(clients()))
-    if options.page is not None:
+    if options.page is not None and not options.place:
         former = "" if is_whole else options.page.read_text(encoding="utf-8")
         put_into(options.page, page.tables(results, intended, former), page.MARKS)
-    if options.refusals is not None:
+    if options.refusals is not None and SERVER in (options.place or PLACES):
         former = "" if is_whole else options.refusals.read_text(encoding="utf-8")
         put_into(options.refusals, page.refusals(results, former), page.REFUSALS_MARKS)
 
@@ -81,13 +81,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m compat.client_programs", description=__doc__)
     names = [each.name for each in clients()]
     parser.add_argument("--client", action="append", choices=names, help="this client alone; may be repeated")
-    parser.add_argument(
-        "--place", action="append", choices=PLACES, help="this place alone; may be repeated; the page stays as it is"
+    only = (
+        "this place alone; may be repeated; the page stays as it is, without `server` also the table of refused writes"
     )
+    parser.add_argument("--place", action="append", choices=PLACES, help=only)
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one client a language, of those that are built fast; the page stays as it is",
+        help="one client a language, of those that are built fast; the pages stay as they are",
     )
     parser.add_argument("--page", metavar="FILE", type=Path, help="write the tables between the marks of this file")
     parser.add_argument(
