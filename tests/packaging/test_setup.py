@@ -21,9 +21,12 @@ def test_given_python_makes_environment(tmp_path: Path, is_option: bool) -> None
     given.write_text(f'#!/bin/sh\necho "$1" >> {asked}\nexec {sys.base_prefix}/bin/python3 "$@"\n')
     given.chmod(0o755)
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTHON"))}
-    command = ["make", ".venv/bin/python", *([f"PYTHON={given}"] if is_option else [])]
-    environment = outside | ({} if is_option else {"PYTHON": str(given)})
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    command = ["make", ".venv/bin/python"]
+    if is_option:
+        command.append(f"PYTHON={given}")
+    else:
+        outside["PYTHON"] = str(given)
+    subprocess.run(command, cwd=tmp_path, env=outside, check=True, capture_output=True)
     assert asked.read_text().split()[-2:] == ["--version", "-m"]
     assert (tmp_path / ".venv/bin/python").exists()
 

@@ -94,7 +94,9 @@ def test_parts_stay_connected_and_unlisted_when_users_are_reloaded(cluster: Clus
 @pytest.mark.parametrize("program", ["serve", "state_server", "proxy"])
 def test_program_without_its_file_of_users_does_not_start(tmp_path: Path, program: str) -> None:
     command = [sys.executable, "-m", f"resp_server.programs.{program}", "--log", str(tmp_path), "--port", "0"]
-    command += ["--aclfile", "/nowhere", *([] if program == "proxy" else ["--store", str(tmp_path / "store")])]
+    command += ["--aclfile", "/nowhere"]
+    if program != "proxy":
+        command += ["--store", str(tmp_path / "store")]
     environment = {**os.environ, "SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_S_MAX, check=False)
     assert done.returncode == 1
