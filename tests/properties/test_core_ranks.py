@@ -145,7 +145,7 @@ def test_ranks_scores_and_ranges_are_those_of_members(
                 replies, left, rest = compiled.answer(connection.session, requests(words))
                 assert (left, rest) == ([], b"")
                 expected = Expected(held, protocol)
-                assert replies == b"".join(map(expected.of, words))
+                assert replies == b"".join(map(expected.reply_to, words))
 
         try:
             with_server(store, talk)
