@@ -255,6 +255,9 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
                 return;
             }
             if (waitingBytes + row.length + 4 > WAITING_BYTES_MAX) {
+                dropRefused();
+            }
+            if (waitingBytes + row.length + 4 > WAITING_BYTES_MAX) {
                 dropWaiting(); // the newest rows are worth most
             }
             stream.append(row);
@@ -271,6 +274,15 @@ public final class SparkisWriter<T> extends ForeachWriter<T> {
             if (!isWaiting) {
                 isWaiting = true;
                 notifyAll();
+            }
+        }
+
+        /** Drop the rows of batches that the server does not open, so that they take no room of others. */
+        private void dropRefused() {
+            for (Object each : streams.keySet()) {
+                if (((Stream) each).isRefused) {
+                    waitingBytes -= ((Stream) each).drop();
+                }
             }
         }
 

@@ -11,11 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.conformance.certificates import Authority
 from compat.waiting import eventually
 from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import ExecutorsEndpoint
 from tests.spark.micro_batches import local_session
-from tests.spark.real_time import SETTINGS, MemoryRows
+from tests.spark.real_time import SETTINGS, MemoryRows, tls_of
 
 KEYS = 50
 
@@ -33,8 +34,17 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.mark.slow
-def test_every_key_is_readable_before_its_commit_through_proxy(spark: SparkSession, tmp_path: Path) -> None:
-    with sparkis.serve(spark, log=tmp_path / "log") as endpoint, redis.Redis(port=endpoint.port) as client:
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
+def test_every_key_is_readable_before_its_commit_through_proxy(
+    spark: SparkSession, tmp_path: Path, *, has_tls: bool
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    tls = tls_of(authority) if has_tls else sparkis.Tls()
+    certificates = authority.client("reader") if has_tls else {}
+    with (
+        sparkis.serve(spark, log=tmp_path / "log", tls=tls) as endpoint,
+        redis.Redis.from_url(endpoint.url, **certificates) as client,
+    ):
         assert isinstance(endpoint, ExecutorsEndpoint)
         eventually(lambda: len(endpoint.members()), (2).__eq__)
         rows = MemoryRows(spark, "k int, n int")
