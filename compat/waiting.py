@@ -16,7 +16,7 @@ Found = TypeVar("Found")
 WAIT_S_MAX = 300.0
 POLL_INTERVAL_S = 0.02
 # A client that reads all the time pauses for this long after each read: what it watches needs the processors, too.
-READ_PAUSE_S = 0.01
+READ_PAUSE_S = 0.002
 
 
 class RunningProcess(Protocol):

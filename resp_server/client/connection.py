@@ -388,8 +388,8 @@ class Connection(ConnectionFields, asyncio.Protocol):
     def send_invalidations(self) -> None:
         """Send a client's pending invalidations, unless a reply is being sent or much output waits."""
         if self.reply.stream is None and self.output.is_writable and not self._transport.is_closing():
-            is_within = self.reply.pending is not None
-            self.output.send([self._server_context.pending_invalidations(self.session, is_within=is_within)])
+            is_reply_pending = self.reply.pending is not None
+            self.output.send([self._server_context.take_invalidations(self.session, is_reply_pending=is_reply_pending)])
 
     @isolated
     def push(self, frame: bytes) -> None:
@@ -536,14 +536,14 @@ class Connection(ConnectionFields, asyncio.Protocol):
             pending, unfinished.pending = unfinished.pending, None
             pending.when_resolved(None)
             if unfinished.stream is None and not isinstance(pending, Retry):
-                out.append(self._server_context.pending_invalidations(self.session, is_within=True))
+                out.append(self._server_context.take_invalidations(self.session, is_reply_pending=True))
                 reply = self._pipeline.later_reply(self.context, pending)
                 if not isinstance(reply, bytes):
                     unfinished.begin_stream(reply, self._server_context.view.now_ms)
                     return True
                 out.append(reply)
                 out += self.output.pop_delayed_pushes()
-                out.append(self._server_context.pending_invalidations(self.session))
+                out.append(self._server_context.take_invalidations(self.session))
                 return not self.session.is_closing
         if unfinished.stream is not None:
             self._step_stream(unfinished.stream, out)
@@ -617,7 +617,7 @@ class Connection(ConnectionFields, asyncio.Protocol):
             out.append(self._server_context.pushes_around_reply(epoch_feed))
         if self.session.tracking_state is not None:
             self._server_context.renew_all()
-            out.append(self._server_context.pending_invalidations(self.session, is_within=True))
+            out.append(self._server_context.take_invalidations(self.session, is_reply_pending=True))
 
     def _reject_input(self, error: ProtocolError, out: list[bytes]) -> None:
         """Reply to a protocol error, and end the session."""

@@ -37,7 +37,7 @@ cdef int push_before(server, SessionFields session, Output* out, size_t before, 
         if tracking_state.redirect:
             server.clients.push_invalidations(tracking_state)
         else:
-            pushes += server.pending_invalidations(session)
+            pushes += server.take_invalidations(session)
     if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
         pushes = server.pending_pushes(epoch_feed) + pushes
     if pushes:

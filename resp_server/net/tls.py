@@ -361,19 +361,19 @@ class TlsListener:
 
     Args:
         take: Does the handshake on an accepted socket; returns whether it succeeded.
-        has_room: Gets the number of handshakes in progress; returns False if a new connection is to be closed.
+        admits: Gets the number of handshakes in progress; returns False if a new connection is to be closed.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         take: Callable[[socket.socket], Coroutine[Any, Any, bool]],
-        has_room: Callable[[int], bool],
+        admits: Callable[[int], bool],
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._take = take
-        self._has_room = has_room
+        self._admits = admits
         self._loop = asyncio.get_running_loop()
         self._handshakes: set[asyncio.Task[bool]] = set()
         self._is_closed = False
@@ -415,7 +415,7 @@ class TlsListener:
             self._begin(client)
 
     def _begin(self, client: socket.socket) -> None:
-        if not self._has_room(len(self._handshakes)):
+        if not self._admits(len(self._handshakes)):
             client.close()
             return
         client.setblocking(False)

@@ -265,16 +265,16 @@ class ServerContext:
             self.tracking.listeners.pop(session.epoch_feed, None)
             session.epoch_feed = None
 
-    def pending_invalidations(self, session: Session, *, is_within: bool = False) -> bytes:
-        """Return a client's encoded pending invalidations.
+    def take_invalidations(self, session: Session, *, is_reply_pending: bool = False) -> bytes:
+        """Remove a client's pending invalidations, and return them encoded.
 
         Args:
-            is_within: See `TrackingState.take`.
+            is_reply_pending: See `TrackingState.take`.
         """
         tracking_state = session.tracking_state
         if tracking_state is None or not tracking_state.has_pending or tracking_state.redirect:
             return b""
-        pushes = self.tracking.take(tracking_state, PUSH, is_within=is_within)
+        pushes = self.tracking.take(tracking_state, PUSH, is_reply_pending=is_reply_pending)
         return pushes if session.protocol > RESP2 else b""
 
     def pin(self, *, shows_fresh: bool = False) -> KeyspaceView:

@@ -82,4 +82,4 @@ def push_invalidations(context: CommandContext, tracking_state: TrackingState) -
     if tracking_state.redirect and tracking_state.has_pending:
         server.clients.push_invalidations(tracking_state)
     elif tracking_state.has_pending:
-        server.clients.push(session.id, server.pending_invalidations(session))
+        server.clients.push(session.id, server.take_invalidations(session))

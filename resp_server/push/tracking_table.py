@@ -229,9 +229,9 @@ class TrackingTable:
             client.resend.append(EVERYTHING if keys is None else Invalidation(list(dict.fromkeys(keys))))
             self.pending_clients[client] = None
 
-    def take(self, client: TrackingState, prefix: bytes, *, is_within: bool = False) -> bytes:
+    def take(self, client: TrackingState, prefix: bytes, *, is_reply_pending: bool = False) -> bytes:
         """Return the frames to send to a client now (see `TrackingState.take`); `prefix` is PUSH or MESSAGE."""
-        taken = client.take(is_within=is_within)
+        taken = client.take(is_reply_pending=is_reply_pending)
         if not client.has_pending:
             self.pending_clients.pop(client, None)
         return b"".join([each.frames(prefix) for each in taken])

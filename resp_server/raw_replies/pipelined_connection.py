@@ -111,7 +111,7 @@ class PipelinedConnection(PipelineFields, Generic[InFlight]):
         """Take replies, in the order of the requests."""
         raise NotImplementedError
 
-    def has_progress(self) -> None:
+    def note_progress(self) -> None:
         """Handle that a part of a long request was sent, or of a long reply received."""
 
     def disconnected(self, reason: str) -> None:

@@ -61,23 +61,23 @@ class InvalidationSender:
         if not client.redirect:
             own.send_invalidations()
             return
-        is_within, target = own.reply.pending is not None, self._connections.get(client.redirect)
+        is_reply_pending, target = own.reply.pending is not None, self._connections.get(client.redirect)
         if target is None:
-            self._relay(client, is_within=is_within)
+            self._relay(client, is_reply_pending=is_reply_pending)
         elif target.output.is_writable:
-            frames = frames_for(target.session, client.take(is_within=is_within))
+            frames = frames_for(target.session, client.take(is_reply_pending=is_reply_pending))
             if frames:
                 target.push(frames)
 
-    def _relay(self, client: TrackingState, *, is_within: bool) -> None:
+    def _relay(self, client: TrackingState, *, is_reply_pending: bool) -> None:
         """Relay a client's invalidations to the process that its redirect target is connected to."""
         if self._context.workers is None:
-            client.take(is_within=False)
+            client.take(is_reply_pending=False)
             self._break(client)
             return
         if client.is_relayed or self._relayed == RELAYED_MAX or self._relayed_bytes > RELAYED_BYTES_MAX:
             return
-        pending = client.take(is_within=is_within)
+        pending = client.take(is_reply_pending=is_reply_pending)
         if not pending:
             return
         size = sum(each.bytes for each in pending)

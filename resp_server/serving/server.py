@@ -140,7 +140,7 @@ class Server(Clients, ConnectionHost):
         if certificates is not None:
             self.context.process.tls_port = encrypted[0].getsockname()[1]
             for each in encrypted:
-                self._listeners.append(TlsListener(each, partial(self._take_encrypted, certificates), self._has_room))
+                self._listeners.append(TlsListener(each, partial(self._take_encrypted, certificates), self._admits))
         self.start_sweeping()
 
     def begin_polling(self) -> None:
@@ -172,8 +172,11 @@ class Server(Clients, ConnectionHost):
             await asyncio.get_running_loop().connect_accepted_socket(connect, client)
         return True
 
-    def _has_room(self, handshakes: int) -> bool:
-        """Return whether one more client may begin a handshake, beside those in progress."""
+    def _admits(self, handshakes: int) -> bool:
+        """Return whether one more client may begin a handshake, beside those in progress.
+
+        It may take the place of the oldest client without a login. A refused one is counted.
+        """
         stats = self.context.stats
         has_room = len(self._connections) + handshakes < self.context.config.maxclients
         if not has_room and not self._make_room():

@@ -104,13 +104,13 @@ class TrackingState:
         else:
             self.pending.append(invalidation)
 
-    def take(self, *, is_within: bool) -> Sequence[Invalidation]:
-        """Return the invalidations to send now.
+    def take(self, *, is_reply_pending: bool) -> Sequence[Invalidation]:
+        """Remove and return the invalidations to send now.
 
         Args:
-            is_within: Before or during a reply; they are sent again after it.
+            is_reply_pending: A reply to the client is not complete; the invalidations are sent again after it.
         """
-        if not is_within:
+        if not is_reply_pending:
             taken, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
             return taken
         taken, self.pending = self.pending, []

@@ -73,7 +73,7 @@ from state_backend.apply.reports import DesiredSlots, Progress, Reports
 from state_backend.apply.slot_backfill import Backfill
 from state_backend.apply.store_copies import StoreCopies
 from state_backend.apply.store_folder import StoreFolder
-from state_backend.apply.store_log import StoreLog, is_filled_from
+from state_backend.apply.store_log import StoreLog, claim_store
 from state_backend.lmdb.store import MAP_BYTES_MAX, LmdbStore
 from state_backend.log.change_log import ChangeLog, CurrentGeneration, JobLog
 from state_backend.log.epochs import Epoch, EpochRef
@@ -314,7 +314,7 @@ class Applier:
             epoch = self._next(current)
             if epoch is None:
                 self._open_to_readers(current)
-                has_written = self._compactor is not None and self._compactor.has_ended()
+                has_written = self._compactor is not None and self._compactor.take_end()
                 self._log_status.look(current, time.monotonic(), has_written_snapshot=has_written)
                 return
             self._apply(current, epoch)
@@ -471,7 +471,7 @@ class Applier:
     def _is_of_this_log(self) -> bool:
         """Return whether this log filled the store; StoreError if another log did. An empty store is this log's."""
         assert self._store is not None
-        return is_filled_from(self._log.filesystem, self._store.path, is_empty=self._store.applied.epoch < 0)
+        return claim_store(self._log.filesystem, self._store.path, is_empty=self._store.applied.epoch < 0)
 
     def _open_store(self, generation: str, *, is_new: bool) -> LmdbStore:
         """Open a store of a generation: the newest one that is not damaged, or an empty one."""

@@ -106,7 +106,7 @@ class Compactor:
         self._base: Epoch | None = None
         self._started: Epoch | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended: subprocess.Popen[bytes] | None = None  # the last process that `has_ended` has told of
+        self._ended: subprocess.Popen[bytes] | None = None  # the last process whose end `take_end` has returned
         self._part_epoch: int | None = None  # the epoch at which a part is to be written
 
     def note_applied(self, epoch: Epoch) -> None:
@@ -122,10 +122,10 @@ class Compactor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the process is running, or has ended and `has_ended` has not told so yet."""
+        """Whether the process is running, or has ended and `take_end` has not returned that yet."""
         return self._process is not self._ended
 
-    def has_ended(self) -> bool:
+    def take_end(self) -> bool:
         """Return whether the process has ended since the last call."""
         if self.is_running or not self.is_busy:
             return False

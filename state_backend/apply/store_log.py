@@ -61,8 +61,8 @@ class StoreLog(NamedTuple):
         )
 
 
-def is_filled_from(filesystem: Filesystem, store: Path, *, is_empty: bool) -> bool:
-    """Return whether a log filled a store. An empty store, or one that does not tell, is this log's from now on.
+def claim_store(filesystem: Filesystem, store: Path, *, is_empty: bool) -> bool:
+    """Make an empty store, or one that names no log, this log's; return whether the store is this log's.
 
     StoreError if another log, under another path, filled the store.
     """

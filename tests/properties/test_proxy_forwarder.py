@@ -149,7 +149,7 @@ class Scene:
             send=self.sent.append,
             defer=lambda batch: batch(),
         )
-        self.cluster.epochs.newest, self.cluster.epochs.seen["here:1"] = NEW[0], {"job": (1, 1)}
+        self.cluster.epochs.newest, self.cluster.epochs.newest_announced["here:1"] = NEW[0], {"job": (1, 1)}
         self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
         rows: list[tuple[str, int, int, Sequence[KeyRange], ReplyMerge | None, SpecialCommand | None]] = [
             ("get", 2, 2, FIRST, None, None),
@@ -164,7 +164,9 @@ class Scene:
         assert forwarder is not None
         self.forwarder = forwarder.Forwarder(
             self.cluster,
-            SimpleNamespace(report=print, stats=Stats(), tracking=self.tracking, clock=lambda: 7),
+            SimpleNamespace(
+                report=print, stats=Stats(), table=command_table(), tracking=self.tracking, clock=lambda: 7
+            ),
             commands or [StateForwardSpec(*row, self.tallies[row[0]]) for row in rows],
         )
 
@@ -347,7 +349,7 @@ def tracking_client(scene: Scene, *flags: str) -> TrackingState:
 
 
 def invalidated(state: TrackingState) -> list[Sequence[bytes] | None]:
-    return [each.keys for each in state.take(is_within=False)]
+    return [each.keys for each in state.take(is_reply_pending=False)]
 
 
 def test_keys_are_recorded_when_their_reply_arrives() -> None:

@@ -131,7 +131,7 @@ class Tables(RuleBasedStateMachine):
         client = self.clients[number]
         if client.under_way is not None:
             if is_told_before:
-                client.take(self.tracking.take(client.tracking_state, PUSH, is_within=True))
+                client.take(self.tracking.take(client.tracking_state, PUSH, is_reply_pending=True))
             client.cache |= client.under_way.values
             client.under_way = None
 

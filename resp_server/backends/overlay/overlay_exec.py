@@ -84,12 +84,12 @@ class SplitPlace(NamedTuple):
     """A queued read that both backends answer.
 
     Args:
-        of_upstream, of_states: The positions of its first request there.
+        upstream_at, states_at: The positions of its first request there.
     """
 
     read: SplitRead
-    of_upstream: int
-    of_states: int
+    upstream_at: int
+    states_at: int
 
 
 class ListingPlace(NamedTuple):
@@ -112,7 +112,7 @@ class OverlayPlan:
 
     Attributes:
         places: For each queued command, where its reply is found, or its reply.
-        of_states: The commands for the states.
+        state_requests: The commands for the states.
         shadowed: The reads to compare.
         database: The selected one, after the commands so far.
         needs_states: Some commands are about states.
@@ -123,7 +123,7 @@ class OverlayPlan:
     ) -> None:
         self._sender, self._session, self._upstream, self._seen = sender, session, upstream, seen
         self.places: list[RawReply | SinglePlace | SplitPlace] = []
-        self.of_states: list[Request] = []
+        self.state_requests: list[Request] = []
         self.listings: list[ListingPlace] = []
         self.shadowed: list[QueuedRead] = []
         self.database = session.db
@@ -190,8 +190,8 @@ class OverlayPlan:
         self._upstream.add(routed, request, packed)
 
     def _add_for_states(self, request: Request) -> SinglePlace:
-        self.of_states.append(request)
-        return SinglePlace(STATES, len(self.of_states) - 1)
+        self.state_requests.append(request)
+        return SinglePlace(STATES, len(self.state_requests) - 1)
 
     async def _add_split(self, routed: OverlayCommand, read: SplitRead) -> SplitPlace:
         """Add a read that both backends may answer."""
@@ -199,8 +199,8 @@ class OverlayPlan:
         at = self._upstream.begin_command(self.database) if read.upstream else 0
         for each in read.upstream:
             await self._add_for_upstream(routed, each)
-        self.of_states += read.states
-        return SplitPlace(read, at, len(self.of_states) - len(read.states))
+        self.state_requests += read.states
+        return SplitPlace(read, at, len(self.state_requests) - len(read.states))
 
     def _add_shadowed(self, routed: OverlayCommand, shadowed: Sequence[Shadowed], at: int) -> None:
         """Remember a read that is to be compared."""
@@ -290,8 +290,8 @@ class OverlayExec(BackendExec):
         plan = await self._planned()
         if self._upstream.is_dirty:
             return Answer(NOTHING_RUN[self._protocol])
-        if plan.of_states or self._watched:
-            self._states = self._begin_states(plan.of_states, self._watched, self._seen)
+        if plan.state_requests or self._watched:
+            self._states = self._begin_states(plan.state_requests, self._watched, self._seen)
             states = self._states_answer = await self._states.answer()
             if _has_run_nothing(states.reply):
                 return states
@@ -333,20 +333,20 @@ class OverlayExec(BackendExec):
             return self._states_answer
         defer = self._sender.defer
         try:
-            of_upstream = await run_in_steps(items_of(upstream_reply), defer)
-            of_states = await run_in_steps(items_of(self._states_answer.reply), defer)
+            upstream_items = await run_in_steps(items_of(upstream_reply), defer)
+            state_items = await run_in_steps(items_of(self._states_answer.reply), defer)
         except MALFORMED_REPLY_ERRORS as error:
             return Answer(malformed_reply(error))
         epochs = self._states_answer.epochs
         for listing in plan.listings:
             for backend in listing.backends:
-                backend.start(of_upstream)
+                backend.start(upstream_items)
         listed = await all_of([each.reply for each in plan.listings])
         for listing, answer in zip(plan.listings, listed, strict=True):
             plan.places[listing.place] = answer.reply
             epochs = union_of(epochs, answer.epochs)
         try:
-            reply = await run_in_steps(_joined(plan.places, of_upstream, of_states), defer)
+            reply = await run_in_steps(_joined(plan.places, upstream_items, state_items), defer)
         except MALFORMED_REPLY_ERRORS as error:
             reply = malformed_reply(error)
         return Answer(reply, epochs)
@@ -360,22 +360,22 @@ class OverlayExec(BackendExec):
 
 def _joined(
     places: Sequence[RawReply | SinglePlace | SplitPlace],
-    of_upstream: Sequence[RawReply],
-    of_states: Sequence[RawReply],
+    upstream_items: Sequence[RawReply],
+    state_items: Sequence[RawReply],
 ) -> Steps[RawReply]:
     """Return the reply to EXEC.
 
     Args:
-        of_upstream, of_states: The items of both backends' replies.
+        upstream_items, state_items: The items of both backends' replies.
     """
     replies: list[RawReply] = []
     for place in places:
         if isinstance(place, SinglePlace):
-            replies.append((of_upstream if place.backend == UPSTREAM else of_states)[place.at])
+            replies.append((upstream_items if place.backend == UPSTREAM else state_items)[place.at])
         elif isinstance(place, SplitPlace):
             read = place.read
-            theirs = of_upstream[place.of_upstream : place.of_upstream + len(read.upstream)]
-            ours = of_states[place.of_states : place.of_states + len(read.states)]
+            theirs = upstream_items[place.upstream_at : place.upstream_at + len(read.upstream)]
+            ours = state_items[place.states_at : place.states_at + len(read.states)]
             replies.append((yield from read.join(theirs, ours)))
         else:
             replies.append(place)

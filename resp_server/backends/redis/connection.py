@@ -239,7 +239,7 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         else:
             super()._write(link, out)
 
-    def has_progress(self) -> None:
+    def note_progress(self) -> None:
         """Handle that a part of a long request was sent, or of a long reply received."""
         self._received_s = self._pool.clock()
 

@@ -93,7 +93,7 @@ class UpstreamProtocol(asyncio.Protocol, Link):
         if self._is_sending or self._is_scheduled or not self._unsent:
             return
         if self._connection is not None:
-            self._connection.has_progress()
+            self._connection.note_progress()
         size, self._is_sending = 0, True  # so that a pause which ends at once sends nothing out of order
         while self._unsent and not self._is_paused and size < TURN_BYTES_MAX:
             text = self._unsent.popleft()
@@ -140,7 +140,7 @@ class UpstreamProtocol(asyncio.Protocol, Link):
             elif self._connection is not None and replies:
                 self._connection.receive_replies(replies)
             elif self._connection is not None:
-                self._connection.has_progress()
+                self._connection.note_progress()
             if self._splitter.error is not None:
                 raise self._splitter.error
         except Exception as error:

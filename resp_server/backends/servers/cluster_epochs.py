@@ -18,7 +18,7 @@ class ClusterEpochs:
 
     Attributes:
         of_connections: The epochs that servers have announced over each connection.
-        seen: The newest epochs that each server ever announced, by its address.
+        newest_announced: The newest epochs that each server ever announced, by its address.
         newest_shared: The epochs of a reply from `newest`, the same object for all servers.
         is_aligned: All ready servers are at `newest`, so the epochs of no client rule out a server.
         removed_jobs: The jobs that all servers have dropped.
@@ -27,7 +27,7 @@ class ClusterEpochs:
 
     def __init__(self) -> None:
         self.of_connections: dict[ConnectionKey, AnnouncedEpochs] = {}
-        self.seen: dict[str, dict[str, JobEpoch]] = {}
+        self.newest_announced: dict[str, dict[str, JobEpoch]] = {}
         self.newest: Epochs = EMPTY_EPOCHS
         self.is_aligned = True
         self.removed_jobs: set[str] = set()
@@ -35,14 +35,14 @@ class ClusterEpochs:
         self.newest_shared: ReplyEpochs = (self.newest,)
         self._unreported_since_s: dict[str, float] = {}
 
-    def seen_of(self, address: str) -> Epochs:
+    def newest_announced_by(self, address: str) -> Epochs:
         """Return the newest epochs that a server ever announced."""
-        return self.seen.get(address, EMPTY_EPOCHS)
+        return self.newest_announced.get(address, EMPTY_EPOCHS)
 
     def newest_at(self, address: str) -> Epochs:
         """Return the newest epochs of the jobs that a server has."""
-        seen = self.seen_of(address)
-        return {job: reached for job, reached in self.newest.items() if job in seen}
+        announced = self.newest_announced_by(address)
+        return {job: reached for job, reached in self.newest.items() if job in announced}
 
     def client_min_epochs(self, seen: Epochs) -> Epochs:
         """Return the epochs that a client has seen, of this cluster's jobs."""
@@ -70,7 +70,7 @@ class ClusterEpochs:
     def record(self, address: str, job: str, reached: JobEpoch) -> None:
         """Record a server's epoch of a job, or `REMOVED`."""
         self.check_alignment()
-        seen = self.seen.setdefault(address, {})
+        seen = self.newest_announced.setdefault(address, {})
         if reached == REMOVED:
             seen.pop(job, None)
         elif reached > seen.get(job, REMOVED):
@@ -88,7 +88,7 @@ class ClusterEpochs:
     def find_removed_jobs(self, now_s: float, reported: set[str]) -> list[str]:
         """Return, once, the jobs that no server has announced for a while: they were removed or renamed."""
         found = []
-        for job in {job for seen in self.seen.values() for job in seen} - reported - self.removed_jobs:
+        for job in {job for seen in self.newest_announced.values() for job in seen} - reported - self.removed_jobs:
             if now_s - self._unreported_since_s.setdefault(job, now_s) > REMOVED_AFTER_S and reported:
                 self._remove(job)
                 found.append(job)
@@ -96,7 +96,7 @@ class ClusterEpochs:
 
     def _remove(self, job: str) -> None:
         self.removed_jobs.add(job)
-        for seen in self.seen.values():
+        for seen in self.newest_announced.values():
             seen.pop(job, None)
         self.newest = {name: reached for name, reached in self.newest.items() if name != job}
         self.newest_shared = (self.newest,)
@@ -117,7 +117,7 @@ class ClusterEpochs:
 
     def announced(self, server: ConnectionKey, job: str) -> JobEpoch | None:
         """Return the newest epoch of a job that a server is known to have; None: it does not serve the job."""
-        found, seen = self.of_connections.get(server), self.seen_of(server.address)
+        found, seen = self.of_connections.get(server), self.newest_announced_by(server.address)
         if found is None or job not in found.counted or job not in seen:
             return None
         return max(found.counted[job], seen[job])
@@ -129,6 +129,6 @@ class ClusterEpochs:
 
     def raise_to(self, server: ConnectionKey, job: str, reached: JobEpoch) -> None:
         """Note that clients may see an epoch of a server's store before the server announces it."""
-        self.seen[server.address][job] = reached
+        self.newest_announced[server.address][job] = reached
         self._shared({job: reached})
         self.check_alignment()

@@ -94,7 +94,7 @@ class ExecAttempts:
             raise TryAgainError(reason)
         self._pause_s = min(2 * self._pause_s, EXEC_PAUSE_S_MAX)
 
-    def may_follow_loss(self) -> bool:
+    def count_loss(self) -> bool:
         """Count a lost connection, or another error; return whether to try again."""
         self._losses += 1
         return self._losses <= LOSSES_MAX

@@ -437,7 +437,7 @@ class ServerConnection(PipelinedConnection[InFlightRequest]):
         )
 
     async def _connect(self) -> None:
-        self.announced.begin(self._cluster.epochs.seen_of(self.key.address))
+        self.announced.begin(self._cluster.epochs.newest_announced_by(self.key.address))
         self._logs = {}
         try:
             await self._reconnecting.pause()

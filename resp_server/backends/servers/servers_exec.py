@@ -109,7 +109,7 @@ class ServersExec(BackendExec):
         if error.startswith(b"-MOVED "):
             transaction.cluster.refresh(transaction.address)
             return True
-        return is_passing(error) or (self._attempts.may_follow_loss() and transaction.head[:6] != b"-EXECA")
+        return is_passing(error) or (self._attempts.count_loss() and transaction.head[:6] != b"-EXECA")
 
     async def _merged(self, plan: TransactionPlan, transactions: Sequence[ServerTransaction]) -> Answer:
         """Merge the servers' replies with the proxy's own, unless a watched key has changed."""
@@ -182,7 +182,7 @@ class EpochsToRead:
             self._by_cluster[transaction.cluster_index] = dict(cluster.epochs.newest)
             self._announced[transaction.cluster_index] = cluster.epochs
         epochs = self._by_cluster[transaction.cluster_index]
-        jobs = self._jobs.setdefault(address, set(cluster.epochs.seen.get(address, ())))
+        jobs = self._jobs.setdefault(address, set(cluster.epochs.newest_announced.get(address, ())))
         readable = cluster.epochs.outages.readable
         return {job: readable(job, reached) for job, reached in epochs.items() if job in jobs}
 

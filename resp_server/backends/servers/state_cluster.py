@@ -293,7 +293,7 @@ class StateCluster:
                 moved.setdefault(was, []).append(slot)
         for address, slots in moved.items():
             self.tracking_lost()
-            self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(address)))
+            self._min_epochs.raise_to(slots, dict(self.epochs.newest_announced_by(address)))
 
     # -- events of connections ----------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class StateCluster:
         if was != owner:
             if was is not None:
                 self.tracking_lost()
-                self._min_epochs.raise_to([int(slot)], dict(self.epochs.seen_of(self._active.of(was))))
+                self._min_epochs.raise_to([int(slot)], dict(self.epochs.newest_announced_by(self._active.of(was))))
             self.slots.moved(int(slot), owner)
             self._invalidate_slot_connections()
         self.refresh(address)
@@ -443,7 +443,7 @@ class StateCluster:
         for change in changes:
             self.tracking_lost()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == change.master]
-            self._min_epochs.raise_to(slots, dict(self.epochs.seen_of(change.before)))
+            self._min_epochs.raise_to(slots, dict(self.epochs.newest_announced_by(change.before)))
         self._invalidate_slot_connections()
         replaced = {*gone, *(change.before for change in changes)}
         for key, connection in list(self.connections.items()):

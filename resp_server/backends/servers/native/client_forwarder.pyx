@@ -335,9 +335,9 @@ cdef class ClientForwarder(BatchClient):
         tracking_state, server, session = self.fields.tracking_state, self.forwarder.server, self.session
         if not tracking_state.has_pending or tracking_state.redirect:
             return reply
-        before = server.pending_invalidations(session, is_within=True)
+        before = server.take_invalidations(session, is_reply_pending=True)
         if type(reply) is bytes:
-            return before + reply + server.pending_invalidations(session)
+            return before + reply + server.take_invalidations(session)
         self.write(before)
         return reply
 
