@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import assert_never
 
 from resp_server.command.handler import command
 from resp_server.commands.sliced_reply import batched, sliced_reply
@@ -100,6 +101,8 @@ def dump(context: ReadContext, key: bytes) -> Reply:
 
 def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
     match kind:
+        case Kind.VALUE:
+            return 1
         case Kind.MAP:
             return next(snapshot.map_sizes(key), 0)
         case Kind.LIST:
@@ -108,7 +111,8 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
             return snapshot.set_size(key)
         case Kind.SORTED_SET:
             return snapshot.sorted_size(key)
-    return 1
+        case never:
+            assert_never(never)
 
 
 def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:

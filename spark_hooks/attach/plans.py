@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.sessions import execution_of, is_connect
 from state_backend.attach.aggregates import PlannedFunction, parse_aggregate
 from state_backend.attach.states import distinct_names
-from state_backend.checkpoint.checkpoint import PLANNING_SETTINGS
+from state_backend.checkpoint.checkpoint import STATE_STORE_SETTINGS
 from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
@@ -60,7 +60,7 @@ def real_time_settings_of(query: StreamingQuery) -> dict[str, str] | None:
     if _kind(execution.trigger()) != "RealTimeTrigger":
         return None
     settings = execution.sparkSession().conf()
-    return {name: str(settings.get(name)) for name in PLANNING_SETTINGS}
+    return {name: str(settings.get(name)) for name in STATE_STORE_SETTINGS}
 
 
 class Results(NamedTuple):

@@ -44,7 +44,7 @@ PROVIDERS_PACKAGE = "org.apache.spark.sql.execution.streaming.state."
 PARTITIONS = "spark.sql.shuffle.partitions"
 AGGREGATION_FORMAT = "spark.sql.streaming.aggregation.stateFormatVersion"
 # The settings of Spark that say how the state is stored.
-PLANNING_SETTINGS = (PROVIDER, ENCODING, ROW_CHECKSUMS, PARTITIONS, AGGREGATION_FORMAT)
+STATE_STORE_SETTINGS = (PROVIDER, ENCODING, ROW_CHECKSUMS, PARTITIONS, AGGREGATION_FORMAT)
 REMEDY = (
     "sparkis reads checkpoints of Spark 3.1 and later. Once such a version, say 3.5, has continued the query on this "
     "checkpoint for a micro-batch, sparkis reads it"
@@ -188,7 +188,7 @@ class Checkpoint:
         """Return the operators and states as of a committed batch, and the states that sparkis cannot read.
 
         Args:
-            settings: Those of Spark, for a batch that has no offsets yet: see PLANNING_SETTINGS.
+            settings: Those of Spark, for a batch that has no offsets yet: see STATE_STORE_SETTINGS.
         """
         if settings is None:
             settings = self.offsets(batch).settings

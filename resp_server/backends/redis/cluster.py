@@ -21,6 +21,7 @@ from resp_server.backends.redis.slot_table import Redirect, SlotTable, redirect_
 from resp_server.backends.redis.slot_table_reader import SlotTableReader
 from resp_server.backends.redis.tracking import Tracking
 from resp_server.backends.redis.url import UpstreamAddress, UpstreamUrl
+from resp_server.backends.retries import UPSTREAM_REDIRECTS_MAX
 from resp_server.command.overlay_commands import OverlayCommand
 from resp_server.command.spec import CommandSpec
 from resp_server.protocol.errors import GenericError, ReplyError, TryAgainError
@@ -37,8 +38,6 @@ from state_backend.model.slots import SLOTS
 logger = logging.getLogger("sparkis.proxy")
 
 ASKING = pack((b"ASKING",))
-# After so many redirects of one request the nodes disagree (guess: a failover makes two).
-REDIRECTS_MAX = 5
 # Standard: the largest cluster that Redis recommends, and replicas that became masters.
 NODES_MAX = 2000
 # CLIENT TRACKING needs pushes.
@@ -526,7 +525,7 @@ class _ClusterRequest(ReplySink):
 
     def _follow(self, redirect: Redirect) -> None:
         self._redirects += 1
-        if self._redirects > REDIRECTS_MAX:
+        if self._redirects > UPSTREAM_REDIRECTS_MAX:
             raise TryAgainError(f"the upstream's nodes do not agree about slot {redirect.slot}")
         self._cluster.redirected(redirect)
         self.send(redirect.address, is_asking=redirect.is_ask)

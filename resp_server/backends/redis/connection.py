@@ -18,6 +18,7 @@ from resp_server.backends.redis.link import TURN_BYTES_MAX, UpstreamProtocol
 from resp_server.backends.redis.role import RoleCheck
 from resp_server.backends.redis.tls import UpstreamTls
 from resp_server.backends.redis.url import UpstreamUrl
+from resp_server.backends.retries import may_send_again
 from resp_server.limits import SERVER_REQUESTS_BYTES_MAX, SERVER_REQUESTS_MAX
 from resp_server.net.connecting import connected
 from resp_server.net.tls import reason_of
@@ -32,8 +33,6 @@ from resp_server.session.epochs import NO_EPOCHS
 
 # The time to connect and to log in (guess).
 CONNECT_S_MAX = 1.0
-# A request that only reads is sent at most twice; all others are sent once.
-SENDS_MAX = 2
 READONLY = b"-READONLY "
 
 
@@ -279,10 +278,10 @@ class UpstreamConnection(PipelinedConnection[UpstreamInFlight]):
         lost = self._take_requests()
         self._pool.lost(reason)
         for request in lost:
-            if not request.is_read or request.sends >= SENDS_MAX:
-                request.sink.fail(request.index, UnansweredError(reason))
-            else:
+            if may_send_again(request.sends, is_read=request.is_read):
                 self.add(request)
+            else:
+                request.sink.fail(request.index, UnansweredError(reason))
         if self._pool.breaker.is_open:
             self._try_later(self._pool.failed(self, self._pool.breaker.reason))
             return

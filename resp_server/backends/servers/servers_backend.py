@@ -174,7 +174,7 @@ class ServersBackend:
             return False
         route.command_stats.calls += 1
         session.last_command = route.command.name
-        send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session.protocol, batch)
+        send_to(cluster, pack(request), slot_of(request[route.single_key_at]), session, batch)
         return True
 
     async def answer(self, context: CommandContext, request: Request, batch: ReplyBatch) -> RequestOutcome:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from resp_server.backends.retries import ExecAttempts, is_passing
 from resp_server.backends.servers.cluster_epochs import ClusterEpochs
 from resp_server.backends.servers.request_split import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey
-from resp_server.backends.servers.retries import ExecAttempts, is_passing
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.transaction_plan import (
     SHORT_COMMANDS_MAX,

@@ -16,19 +16,19 @@ from functools import partial
 from itertools import compress
 from operator import ne
 
-from resp_server.backends.servers.cluster_epochs import ClusterEpochs
-from resp_server.backends.servers.job_keys import JobKeys
-from resp_server.backends.servers.long_replies import LongReplies
-from resp_server.backends.servers.min_epochs import MinEpochs
-from resp_server.backends.servers.replica_choice import ActiveServerChange, ActiveServers
-from resp_server.backends.servers.requests import ConnectionKey, ServerRequest
-from resp_server.backends.servers.retries import (
+from resp_server.backends.retries import (
     AGREE_PAUSE_S,
     REDIRECTS_AT_ONCE_MAX,
     RetryPauses,
     is_passing,
     may_send_again,
 )
+from resp_server.backends.servers.cluster_epochs import ClusterEpochs
+from resp_server.backends.servers.job_keys import JobKeys
+from resp_server.backends.servers.long_replies import LongReplies
+from resp_server.backends.servers.min_epochs import MinEpochs
+from resp_server.backends.servers.replica_choice import ActiveServerChange, ActiveServers
+from resp_server.backends.servers.requests import ConnectionKey, ServerRequest
 from resp_server.backends.servers.server_access import ServerAccess
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.server_stores import ServerStores
@@ -364,7 +364,7 @@ class StateCluster:
         self._choose_active()
         now_s = self.access.clock()
         for request in requests:
-            if may_send_again(request, now_s):
+            if may_send_again(request.sends) and now_s < request.deadline_s:
                 self.send(request)
             else:
                 request.refuse(GenericError(reason))

@@ -90,7 +90,7 @@ class StateSender:
             master = next(iter(cluster.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            send_to(cluster, pack((*within(session.user), *request)), 0, session.protocol, batch, is_suppressed, master)
+            send_to(cluster, pack((*within(session.user), *request)), 0, session, batch, is_suppressed, master)
             return True
         tracking_state = (
             session.tracking_state
@@ -118,10 +118,7 @@ class StateSender:
             merge = partial(self._with_address, key=request[2])
         elif len(parts) == 1 and tracking_state is None:
             number, slot = cast("tuple[int, int]", parts[0].target)
-            is_committed = session.reads_committed
-            send_to(
-                self._clusters[number], pack(request), slot, session.protocol, batch, is_suppressed, None, is_committed
-            )
+            send_to(self._clusters[number], pack(request), slot, session, batch, is_suppressed)
             return True
         cached_keys = partial(keys_read, command)
         batch.answer(
@@ -290,15 +287,14 @@ def send_to(
     cluster: StateCluster,
     packed: bytes,
     slot: int,
-    protocol: int,
+    session: Session,
     batch: ReplyBatch,
     is_suppressed: bool = False,
     master: str | None = None,
-    is_committed: bool = False,
 ) -> None:
     """Send a request to the owner of a slot, or to a master's shard; a batch gets its reply."""
     index = batch.expect(is_suppressed)
-    request = ServerRequest(packed, slot, protocol, batch.deadline_s, batch, index, None, master)
-    request.is_committed = is_committed
+    request = ServerRequest(packed, slot, session.protocol, batch.deadline_s, batch, index, None, master)
+    request.is_committed = session.reads_committed
     batch.set_retry(index, partial(cluster.send_again, request))
     cluster.send(request)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
+from resp_server.backends.retries import SENDS_MAX, is_passing
 from resp_server.backends.servers.request_split import split_in_steps
 from resp_server.backends.servers.requests import ConnectionKey, ServerRequest, read_point
-from resp_server.backends.servers.retries import SENDS_MAX, is_passing
 from resp_server.backends.servers.server_connection import ServerConnection
 from resp_server.backends.servers.state_cluster import StateCluster
 from resp_server.backends.servers.state_clusters import StateClusters

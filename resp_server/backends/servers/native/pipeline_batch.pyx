@@ -13,7 +13,7 @@ from resp_server.backends.servers.native.reply_delivery cimport ReplyDelivery
 
 from resp_server.backends.redis.connection import UpstreamRequest
 from resp_server.backends.servers.requests import ServerRequest, send_mget_by_slots
-from resp_server.backends.servers.retries import SENDS_MAX
+from resp_server.backends.retries import SENDS_MAX
 from resp_server.raw_replies.reply_sinks import UnansweredError
 from resp_server.raw_replies.reply_splitter import PING, FrameError
 from resp_server.protocol.request_parser import RequestParser

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from resp_server.backends.servers.retries import RetryPauses
+from resp_server.backends.retries import RetryPauses
 from resp_server.raw_replies.answers import in_background
 
 

@@ -1,15 +1,21 @@
 """How a proxy tries a read again: after which replies and losses, how often, and after which pause.
 
-    the reply, or the loss           a request                                           an EXEC at state servers
-    MOVED                            goes to the new owner: at once, but from the        all of it again
-                                     third time on after AGREE_PAUSE_S
-    LOADING, CLUSTERDOWN, TRYAGAIN   again after AGREE_PAUSE_S                           all of it again
-    NOEPOCH                          (is not replied)                                    all of it, at later epochs
-    a lost connection                again at once, in all SENDS_MAX times               again, LOSSES_MAX times
-    any other error                  is the reply                                        is the reply
+    the reply, or the loss           a request to a state server             an EXEC at state servers
+    MOVED                            goes to the new owner: at once, but     all of it again
+                                     from the third time on after
+                                     AGREE_PAUSE_S
+    LOADING, CLUSTERDOWN, TRYAGAIN   again after AGREE_PAUSE_S               all of it again
+    NOEPOCH                          (is not replied)                        all of it, at later epochs
+    a lost connection                again at once, in all SENDS_MAX times   again, LOSSES_MAX times
+    any other error                  is the reply                            is the reply
 
-Each of them ends at the request's deadline. An attempt of an EXEC follows after a pause that doubles. All requests here
-only read, so to run one twice does no harm.
+Each of them ends at the request's deadline. An attempt of an EXEC follows after a pause that doubles. All requests to
+state servers only read, so to run one twice does no harm.
+
+    the reply, or the loss           a request to the upstream
+    MOVED, ASK of a Redis Cluster    goes to the other node at once, UPSTREAM_REDIRECTS_MAX times
+    a lost connection                a read: again at once, in all SENDS_MAX times; a write may have run, and is lost
+    any other error                  is the reply
 """
 
 from __future__ import annotations
@@ -18,12 +24,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from resp_server.backends.servers.requests import ServerRequest
 from resp_server.protocol.errors import TryAgainError
 from resp_server.raw_replies.answers import CallbackWait
 
 # How often a request is sent; the second time is only after a lost connection.
 SENDS_MAX = 2
+# Redirects of one request in a Redis Cluster; after more the nodes disagree (guess: a failover makes two).
+UPSTREAM_REDIRECTS_MAX = 5
 # Redirects that are followed without a pause: one MOVED is normal after slots moved, two mean that servers disagree.
 REDIRECTS_AT_ONCE_MAX = 2
 # The pause before a request is sent again to servers that disagree or are not ready.
@@ -40,9 +47,14 @@ def is_passing(error: bytes) -> bool:
     return error.startswith((b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN "))
 
 
-def may_send_again(request: ServerRequest, now_s: float) -> bool:
-    """Return whether to send a request again whose connection was lost."""
-    return request.sends < SENDS_MAX and now_s < request.deadline_s
+def may_send_again(sends: int, *, is_read: bool = True) -> bool:
+    """Return whether to send a request again whose connection was lost.
+
+    Args:
+        sends: How often it was sent.
+        is_read: It only reads.
+    """
+    return is_read and sends < SENDS_MAX
 
 
 class RetryPauses:
