@@ -38,6 +38,7 @@ from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.client import Client
 from state_backend.codec import packed_list, packed_map
 from state_backend.codec.row_encoding import hash_positions_of
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
@@ -135,7 +136,9 @@ def publish(writer: LogWriter, runs: Iterable[pa.RecordBatch]) -> int:
     number = writer.last.epoch + 1 if writer.last else 0
     file, inline = writer.change_files(number).write(runs)
     writer.commit(
-        number, clock_ms=now_ms(), files=[file] if file else [], inline=[inline] if inline else [], rows=0, digest=0
+        number,
+        EpochContent(files=[file] if file else [], inline=[inline] if inline else [], rows=0, digest=0),
+        clock_ms=now_ms(),
     )
     return number
 

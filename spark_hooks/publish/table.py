@@ -22,7 +22,7 @@ from spark_hooks.serving import endpoints
 from spark_hooks.sessions import check_connect
 from state_backend.codec.row_encoding import DuplicateRowsError, encode
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import to_stream
+from state_backend.log.epochs import EpochContent, to_stream
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import Encoding, StateDescriptor, check_name, check_user_name
@@ -144,11 +144,13 @@ def _commit(
         try:
             writer.commit(
                 epoch,
+                EpochContent(
+                    inline=[to_stream(runs)] if runs else [],
+                    rows=sum(run.num_rows for run in runs),
+                    digest=digest,
+                    replaces=(state.name,),
+                ),
                 clock_ms=clock_ms,
-                inline=[to_stream(runs)] if runs else [],
-                rows=sum(run.num_rows for run in runs),
-                digest=digest,
-                replaces=(state.name,),
             )
         except FencedWriterError:
             raise _fenced(state.name, job) from None

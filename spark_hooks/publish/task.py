@@ -183,19 +183,8 @@ def commit(
     Args:
         extra_inline: Inline changes that are not part of the digest that recognizes a replay.
     """
-    changes = changes_of(results, replaces)
-    return writer.commit(
-        epoch,
-        clock_ms=clock_ms,
-        files=changes.files,
-        inline=[*changes.inline, *([extra_inline] if extra_inline else [])],
-        rows=changes.rows,
-        digest=changes.digest,
-        replaces=replaces,
-        offsets=offsets,
-        skipped_rows=changes.skipped_rows,
-        record_ages=changes.record_ages,
-    )
+    content = changes_of(results, replaces).with_inline(extra_inline)
+    return writer.commit(epoch, content, clock_ms=clock_ms, offsets=offsets)
 
 
 def changes_of(results: Sequence[Any], replaces: tuple[str, ...] = ()) -> EpochContent:

@@ -509,17 +509,7 @@ class Attachment:
             raise CheckpointError(f"{self._checkpoint.location} was set back while batch {batch} was read")
         extra = None if self._hooks.extra_changes is None else self._hooks.extra_changes()
         offsets = self._hooks.ends_of(batch)
-        self._writer.commit(
-            batch,
-            clock_ms=batch_time_ms,
-            files=changes.files,
-            inline=[*changes.inline, *([extra] if extra else [])],
-            rows=changes.rows,
-            digest=changes.digest,
-            replaces=changes.replaces,
-            offsets=offsets,
-            skipped_rows=changes.skipped_rows,
-        )
+        self._writer.commit(batch, changes.with_inline(extra), clock_ms=batch_time_ms, offsets=offsets)
         self._catch_up.on_commit(offsets)
         with self._batch_committed:
             self._batch_committed.notify_all()

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from state_backend.log.checked_json import checked_object, with_checksum
@@ -117,6 +117,14 @@ class EpochContent:
     replaces: tuple[str, ...] = ()
     skipped_rows: int = 0
     record_ages: RecordAges = field(default_factory=dict)
+
+    def with_inline(self, changes: bytes | None) -> EpochContent:
+        """Add inline changes that are not part of the digest that recognizes a replay; None: there are none."""
+        return self if changes is None else replace(self, inline=[*self.inline, changes])
+
+
+# An epoch without changes, which is committed so that the numbers have no hole.
+NO_CHANGES = EpochContent()
 
 
 @dataclass(frozen=True)

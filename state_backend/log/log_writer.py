@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, Self
 from zlib import crc32
 
@@ -19,12 +19,11 @@ from state_backend.log import promotion, rewind
 from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.descriptions import check_description, check_not_renamed, next_description
-from state_backend.log.epochs import ChangeFile, Epoch, entries_of, runs_in
+from state_backend.log.epochs import NO_CHANGES, Epoch, EpochContent, entries_of, runs_in
 from state_backend.log.feed_mark import FeedMark
 from state_backend.log.fencing import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
-from state_backend.log.record_ages import RecordAges
 from state_backend.log.terms import Description, Term, TermReason
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor, check_name, check_states
@@ -277,12 +276,14 @@ class LogWriter:
             raise DescriptorError(f"job {self.job!r} has no state {error}; it has {names}") from None
         self.commit(
             number,
+            EpochContent(
+                files=[file] if file else [],
+                inline=[inline] if inline else [],
+                rows=rows,
+                digest=digest & 0xFFFF_FFFF_FFFF_FFFF,
+                replaces=replaces,
+            ),
             clock_ms=self.clock_ms() if clock_ms is None else clock_ms,
-            files=[file] if file else [],
-            inline=[inline] if inline else [],
-            rows=rows,
-            digest=digest & 0xFFFF_FFFF_FFFF_FFFF,
-            replaces=replaces,
         )
         return number
 
@@ -313,16 +314,10 @@ class LogWriter:
     def commit(
         self,
         number: int,
+        content: EpochContent = NO_CHANGES,
         *,
         clock_ms: int,
-        files: Sequence[ChangeFile] = (),
-        inline: Sequence[bytes] = (),
-        rows: int = 0,
-        digest: int = 0,
-        replaces: tuple[str, ...] = (),
         offsets: tuple[str, ...] = (),
-        skipped_rows: int = 0,
-        record_ages: RecordAges = MappingProxyType({}),
     ) -> bool:
         """Make an epoch visible; False if it was committed before.
 
@@ -333,7 +328,7 @@ class LogWriter:
         self.check_in_charge()
         self.start(number)
         if self.last is not None and number == self.last.epoch:
-            self._compare_replay(self.last, rows, digest)
+            self._compare_replay(self.last, content.rows, content.digest)
             return False
         previous = self.last.ref if self.last else None
         if previous is not None and number != previous.epoch + 1:
@@ -347,17 +342,17 @@ class LogWriter:
             term=self.current.term,
             previous=previous,
             clock_ms=max(clock_ms, self.last.clock_ms) if self.last else clock_ms,
-            rows=rows,
-            digest=digest,
-            replaces=(*replaces, *self._states_to_empty()),
+            rows=content.rows,
+            digest=content.digest,
+            replaces=(*content.replaces, *self._states_to_empty()),
             description=self._description.version,
-            origin=self._origin(number, replaces),
-            files=tuple(files),
-            inline=tuple(inline),
+            origin=self._origin(number, content.replaces),
+            files=tuple(content.files),
+            inline=tuple(content.inline),
             format=self._description.format,
             offsets=offsets,
-            skipped_rows=skipped_rows + (self.last.skipped_rows if self.last else 0),
-            record_ages=record_ages,
+            skipped_rows=content.skipped_rows + (self.last.skipped_rows if self.last else 0),
+            record_ages=content.record_ages,
         )
         self._check_files(epoch)
         epoch = self._move_inline(replace(epoch, feed=self._feed_mark(epoch)))

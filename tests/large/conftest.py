@@ -26,6 +26,7 @@ from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
 from compat.waiting import eventually
 from state_backend.codec.row_encoding import hash_positions_of
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.records import RUN_ROWS_MAX, Op, schema
@@ -190,4 +191,4 @@ def publish_values(writer: LogWriter, count: int, value: str) -> None:
 
     number = writer.last.epoch + 1 if writer.last else 0
     file = writer.change_files(number).write_file(runs())
-    writer.commit(number, clock_ms=now_ms(), files=[file], rows=rows, digest=number)
+    writer.commit(number, EpochContent(files=[file], rows=rows, digest=number), clock_ms=now_ms())

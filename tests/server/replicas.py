@@ -17,6 +17,7 @@ from compat.conformance.servers import (
 )
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -44,11 +45,8 @@ class Job:
         file, inline = self.writer.change_files(self.epoch).write(runs_of(changes, ["value"]))
         self.writer.commit(
             self.epoch,
+            EpochContent(files=[file] if file else [], inline=[inline] if inline else [], rows=0, digest=0),
             clock_ms=self.epoch + 1,
-            files=[file] if file else [],
-            inline=[inline] if inline else [],
-            rows=0,
-            digest=0,
         )
 
 

@@ -14,6 +14,7 @@ from compat.fork_server import STARTS
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -22,7 +23,7 @@ from state_backend.model.records import Change, Op, runs_of
 def publish(log: Path, query_id: str, value: bytes) -> None:
     writer = LogWriter(log, "job", [StateDescriptor("s", key="key", value="value")], query_id)
     _, inline = writer.change_files(0).write(runs_of([Change("s", Op.PUT, b"job:s:1", None, value)], ["s"]))
-    writer.commit(0, clock_ms=1, files=[], inline=[inline] if inline else [], rows=1, digest=0)
+    writer.commit(0, EpochContent(files=[], inline=[inline] if inline else [], rows=1, digest=0), clock_ms=1)
 
 
 class Running:

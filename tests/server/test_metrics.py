@@ -25,6 +25,7 @@ from resp_server.exporter.listener import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Me
 from resp_server.exporter.sources import ServerSource
 from state_backend.apply.compact import compact_log
 from state_backend.codec import packed_map
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -107,7 +108,7 @@ def write_log(log: Path) -> LogWriter:
 def commit_offsets(writer: LogWriter, epoch: int) -> None:
     """Commit an epoch that only has offsets of its source and ages of records: `publish` has none."""
     offsets = ('{"cars":{"0":10}}',)
-    writer.commit(epoch, clock_ms=writer.clock_ms(), offsets=offsets, record_ages={0: 30, 40: 10})
+    writer.commit(epoch, EpochContent(record_ages={0: 30, 40: 10}), clock_ms=writer.clock_ms(), offsets=offsets)
 
 
 @pytest.fixture(scope="module")

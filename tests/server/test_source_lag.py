@@ -16,6 +16,7 @@ import pytest
 from compat.conformance.servers import Running, child_environment, free_port, sparkis_proxy, sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
+from state_backend.log.epochs import EpochContent
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
@@ -44,7 +45,7 @@ class Scene:
     def commit_ages(self, number: int, ages: dict[int, int]) -> None:
         """Commit an epoch whose records have these ages."""
         self.writer.start(number)
-        self.writer.commit(number, clock_ms=self.writer.clock_ms(), record_ages=ages)
+        self.writer.commit(number, EpochContent(record_ages=ages), clock_ms=self.writer.clock_ms())
 
     def wait_for(self, *expected: Any) -> None:
         """Wait until each server, and the proxy, say this of the source."""

@@ -203,21 +203,15 @@ class RouteSender:
 
     def _senders(self, session: Session, routed: OverlayCommand, seen: ReadSeenEpochs) -> ClientSenders:
         """Return the functions that send a client's requests of one command to each backend."""
-        protocol, upstream = session.protocol, self.upstream_of(session)
+        to_upstream = partial(self.upstream_of(session).send_request, session.id, session.protocol, routed)
+        return ClientSenders(to_upstream, partial(self._send_to_owner, session), seen, self.defer)
 
-        to_upstream = partial(upstream.send_request, session.id, protocol, routed)
-        return ClientSenders(
-            to_upstream, partial(self._send_to_owner, protocol, session.reads_committed), seen, self.defer
-        )
-
-    def _send_to_owner(
-        self, protocol: int, is_committed: bool, key: bytes, request: Request, sink: ReplySink, index: int
-    ) -> None:
+    def _send_to_owner(self, session: Session, key: bytes, request: Request, sink: ReplySink, index: int) -> None:
         """Send a read of a state's key to the server that has it."""
         number, slot = self._state_sender.target_of(key)
         cluster = self._clusters[number]
-        sent = ServerRequest(pack(request), slot, protocol, cluster.deadline_s(), sink, index)
-        sent.is_committed = is_committed
+        sent = ServerRequest(pack(request), slot, session.protocol, cluster.deadline_s(), sink, index)
+        sent.is_committed = session.reads_committed
         cluster.send(sent)
 
     def _send_both(self, route: SplitRoute, request: Request, session: Session, batch: ReplyBatch) -> None:
@@ -264,7 +258,7 @@ class RouteSender:
         def start_answer() -> Answering:
             replies = Replies(batch.seen)
             for read in reads:
-                replies.ask(partial(self._send_to_owner, session.protocol, session.reads_committed, read[1], read))
+                replies.ask(partial(self._send_to_owner, session, read[1], read))
             return replies.merge(convert, self.defer)
 
         batch.answer(start_answer, session.replies_suppressed)
@@ -321,9 +315,7 @@ class RouteSender:
                 session,
                 seen,
                 self.defer,
-                lambda key, read: ask(
-                    partial(self._send_to_owner, session.protocol, session.reads_committed, key, read), seen
-                ),
+                lambda key, read: ask(partial(self._send_to_owner, session, key, read), seen),
                 database=database,
                 has_states=database in self.owners.matcher.databases,
                 is_named=keys.is_named,

@@ -23,7 +23,7 @@ from state_backend.apply.store_log import StoreLog
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import FORMAT, LmdbStore
 from state_backend.log.change_log import ChangeLog
-from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.log.epochs import Epoch, EpochContent, EpochRef
 from state_backend.log.fencing import HEARTBEATS_MISSED_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -642,11 +642,11 @@ def test_source_lag_survives_restart_and_snapshot(followed: Followed, tmp_path: 
 def test_records_of_epochs_applied_again_count_once(followed: Followed) -> None:
     def commit(number: int, records: int) -> int:
         """Commit an epoch; return how many records were counted."""
-        writer.commit(number, clock_ms=writer.clock_ms(), record_ages={4: records})
+        writer.commit(number, EpochContent(record_ages={4: records}), clock_ms=writer.clock_ms())
         return sum(followed.step()["record_delays"]["counts"])
 
     writer = followed.writer()
-    writer.commit(0, clock_ms=1, record_ages={4: 7})
+    writer.commit(0, EpochContent(record_ages={4: 7}), clock_ms=1)
     assert followed.step()["record_delays"] is None, "the epoch is older than the process"
     assert commit(1, 20) == 20
     writer.commit(2, clock_ms=writer.clock_ms())
@@ -655,7 +655,7 @@ def test_records_of_epochs_applied_again_count_once(followed: Followed) -> None:
     followed.applier.delete_all_stores()
     followed.step()
     assert followed.known["applied"] == 3 and commit(4, 4000) == 4320, "a rebuilt store has the epochs again"
-    writer.commit(5, clock_ms=writer.clock_ms(), record_ages={4: 7})
+    writer.commit(5, EpochContent(record_ages={4: 7}), clock_ms=writer.clock_ms())
     followed.restart()
     assert followed.step()["record_delays"] is None and commit(6, 1) == 1
 

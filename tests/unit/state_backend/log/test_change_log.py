@@ -15,7 +15,7 @@ import pytest
 
 from state_backend.log import log_writer
 from state_backend.log.change_log import ChangeLog, JobLog, check_writable
-from state_backend.log.epochs import Epoch, EpochRef, to_stream
+from state_backend.log.epochs import Epoch, EpochContent, EpochRef, to_stream
 from state_backend.log.filesystems import Filesystem, LocalFilesystem
 from state_backend.log.filesystems.arrow import ArrowFilesystem
 from state_backend.log.log_writer import LogWriter
@@ -165,7 +165,7 @@ def epoch_of_runs(root: Path, files: Sequence[Sequence[str]], inline: Sequence[S
         return [run for keys in texts for run in runs_of([put(key.encode()) for key in keys], ["temp"])]
 
     written = [writer.change_files(0).write_file(runs(texts)) for texts in files]
-    writer.commit(0, clock_ms=1, files=written, inline=[to_stream(runs(texts)) for texts in inline])
+    writer.commit(0, EpochContent(files=written, inline=[to_stream(runs(texts)) for texts in inline]), clock_ms=1)
     (epoch,) = chain(root)
     return writer.log, epoch
 
@@ -212,7 +212,7 @@ def test_file_with_other_runs_than_its_epoch_lists_is_named(tmp_path: Path) -> N
 def test_changes_of_many_tasks_are_folded_into_change_file(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     streams = [to_stream(list(runs_of([put(b"%d" % n, b"x" * 4000)], ["temp"]))) for n in range(400)]
-    writer.commit(0, clock_ms=1, inline=streams, rows=400)
+    writer.commit(0, EpochContent(inline=streams, rows=400), clock_ms=1)
     (epoch,) = chain(tmp_path)
     assert (len(epoch.files), len(epoch.inline)) == (1, 0)
     assert sorted(contents(tmp_path)[0]) == sorted(put(b"%d" % n, b"x" * 4000) for n in range(400))
@@ -224,7 +224,7 @@ def test_many_tiny_tasks_lose_nothing_when_they_are_folded(tmp_path: Path) -> No
     stream = to_stream(list(runs_of([put(b"0")], ["temp"])))
     count = log_writer.EPOCH_INLINE_BYTES_MAX // len(stream) + 1
     streams = [to_stream(list(runs_of([put(b"%d" % n)], ["temp"]))) for n in range(count)]
-    writer.commit(0, clock_ms=1, inline=streams, rows=count)
+    writer.commit(0, EpochContent(inline=streams, rows=count), clock_ms=1)
     assert sorted(contents(tmp_path)[0]) == sorted(put(b"%d" % n) for n in range(count))
 
 
@@ -235,7 +235,7 @@ def test_tasks_of_different_states_are_folded_into_one_file(tmp_path: Path) -> N
         to_stream(list(runs_of([put(b"t", b"x" * 600_000)], ["temp"]))),
         to_stream(list(runs_of([city], ["city"]))),
     ]
-    writer.commit(0, clock_ms=1, inline=streams, rows=2)
+    writer.commit(0, EpochContent(inline=streams, rows=2), clock_ms=1)
     assert contents(tmp_path) == [[put(b"t", b"x" * 600_000), city]]
 
 
@@ -376,7 +376,7 @@ def test_replay_of_last_epoch_is_left_out(tmp_path: Path, caplog: pytest.LogCapt
     writer_of(tmp_path).publish([put(b"a"), put(b"b")])
     again = writer_of(tmp_path)
     assert again.publish([put(b"b"), put(b"a")], epoch=0, clock_ms=99) == 0
-    assert again.commit(0, clock_ms=1, rows=2, digest=again.last.digest if again.last else -1) is False
+    assert again.commit(0, EpochContent(rows=2, digest=again.last.digest if again.last else -1), clock_ms=1) is False
     assert len(chain(tmp_path)) == 1
     assert caplog.records == []
     assert again.publish([put(b"c")], epoch=1) == 1
@@ -479,7 +479,7 @@ def test_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: Pa
     assert writer.folder != before
     file, _ = writer.change_files(2).write(runs_of([put(b"two", b"y" * 100_000)], ["temp"]))
     assert file is not None
-    assert writer.commit(2, clock_ms=1, files=[file], rows=1)
+    assert writer.commit(2, EpochContent(files=[file], rows=1), clock_ms=1)
     assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"two"]
     assert len(ChangeLog(tmp_path).job("job").numbers("q1.1")) == 4
 
@@ -493,7 +493,7 @@ def test_epoch_without_its_change_file_is_not_committed(tmp_path: Path) -> None:
     for damage, reason in ((content[:-1], "bytes"), (None, "is missing")):
         stored.write_bytes(damage) if damage else stored.unlink()
         with pytest.raises(LogUnavailableError, match=f"{file.name}.*{reason}.*start the query again"):
-            writer.commit(0, clock_ms=1, files=[file], rows=1)
+            writer.commit(0, EpochContent(files=[file], rows=1), clock_ms=1)
     assert chain(tmp_path) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from state_backend.apply.rename import rename
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.drop import drop
-from state_backend.log.epochs import Epoch, to_stream
+from state_backend.log.epochs import Epoch, EpochContent, to_stream
 from state_backend.log.feed_mark import NO_ENTRY, FeedId, FeedMark
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor, check_states
@@ -103,7 +103,7 @@ def test_changes_of_own_states_and_removed_states_count_as_feed_lists_them(tmp_p
     with LogWriter(tmp_path, "job", [STATE, progress], sends_heartbeats=False) as writer:
         mine = to_stream(list(runs_of([Change("v", Op.PUT, b"job:v:a", value=b"1")], ["v"])))
         own = to_stream(list(runs_of([change], ["_progress"])))
-        writer.commit(0, clock_ms=CLOCK_MS, inline=[mine, own], rows=1, replaces=("v", "_progress"))
+        writer.commit(0, EpochContent(inline=[mine, own], rows=1, replaces=("v", "_progress")), clock_ms=CLOCK_MS)
         assert writer.last is not None and writer.last.feed == FeedMark(CLOCK_MS, NO_ENTRY, 2, 2)
 
 

@@ -19,6 +19,7 @@ from state_backend.apply.applier import Applier
 from state_backend.apply.compact import compact_log
 from state_backend.apply.replay import read_snapshot
 from state_backend.log.change_log import ChangeLog, CurrentGeneration
+from state_backend.log.epochs import EpochContent
 from state_backend.log.filesystems import LocalFilesystem
 from state_backend.log.filesystems.local import _temporary_of
 from state_backend.log.garbage_collector import sweep
@@ -98,7 +99,7 @@ def test_collection_keeps_change_files_of_rewinding_batch(tmp_path: Path) -> Non
     log, current = current_of(tmp_path)
     for generation in ("q.1", current.generation):
         sweep(log, CurrentGeneration(generation, 1), FAR_MS, retention_ms=0)
-    assert writer.commit(2, clock_ms=2_000, files=[file], rows=1)
+    assert writer.commit(2, EpochContent(files=[file], rows=1), clock_ms=2_000)
     assert numbers_in(tmp_path) == [0, 1, 12]
 
 
