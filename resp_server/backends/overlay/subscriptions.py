@@ -106,7 +106,7 @@ class OverlaySubscriptions:
         self._pool_of, self._sessions, self._clients = pool_of, sessions, clients
         self._is_dropped, self._order = is_dropped, order
         # By client: messages to send after its confirmation. The confirmation is in the client's next batch.
-        self._held: dict[int, list[bytes]] = {}
+        self._undelivered: dict[int, list[bytes]] = {}
         self._monitor_lines: dict[int, MonitorLines] = {}  # by client that monitors
 
     def needs_upstream(self, name: str, request: Request, session: Session) -> bool:
@@ -191,7 +191,7 @@ class OverlaySubscriptions:
         if is_tracking and confirmation.is_confirmed:
             # Invalidations are for a client that tracks keys, which it does once the general path has run the request.
             self._end_order(session.id)
-        if session.id in self._held:
+        if session.id in self._undelivered:
             self._clients.defer(partial(self._release, session.id))
         return confirmation.is_confirmed, batch
 
@@ -203,7 +203,7 @@ class OverlaySubscriptions:
         dedicated = [part.pool.dedicated.open(session.id, session.protocol) for part in parts]
         upstream.on_push = self._push
         if len(parts) > 1 and subscribes(name):
-            self._hold(session.id)  # a node may send messages before another one has confirmed
+            self._keep_undelivered(session.id)  # a node may send messages before another one has confirmed
         replies = []
         for part, connection in zip(parts, dedicated, strict=True):
             replies.append(ReplyFuture())
@@ -292,12 +292,12 @@ class OverlaySubscriptions:
 
     def leave(self, session: Session) -> None:
         """Forget a client that has left, or sent RESET."""
-        self._held.pop(session.id, None)
+        self._undelivered.pop(session.id, None)
         self._monitor_lines.pop(session.id, None)
         self._order.leave(session.id)
 
     def _confirmed(self, client: int, is_confirmed: bool) -> None:
-        self._hold(client)
+        self._keep_undelivered(client)
         self._end_order(client)
 
     def _end_order(self, client: int) -> None:
@@ -310,13 +310,13 @@ class OverlaySubscriptions:
         else:
             self._order.end_after(client, reply)
 
-    def _hold(self, client: int) -> None:
+    def _keep_undelivered(self, client: int) -> None:
         """Hold a client's messages back until its confirmation is sent."""
         if client in self._sessions:
-            self._held.setdefault(client, [])
+            self._undelivered.setdefault(client, [])
 
     def _release(self, client: int) -> None:
-        for text in self._held.pop(client, ()):
+        for text in self._undelivered.pop(client, ()):
             self._clients.push(client, text)
 
     def _lines_of(self, client: int) -> MonitorLines:
@@ -347,8 +347,8 @@ class OverlaySubscriptions:
         self._send(client, in_protocol(first, session.protocol), *others)
 
     def _send(self, client: int, *texts: bytes) -> None:
-        if client in self._held:
-            self._held[client] += texts
+        if client in self._undelivered:
+            self._undelivered[client] += texts
             return
         for text in texts:
             self._clients.push(client, text)
