@@ -188,6 +188,7 @@ FUNCTIONS_THAT_CATCH = {
     "pipeline/context.py:ServerContext.attempt",
     "raw_replies/answers.py:_Run.resume",
     "raw_replies/answers.py:CallbackWait._end",
+    "raw_replies/answers.py:Replies._end",
     "pipeline/batch.py:ReplyBatch.put",
     "pipeline/batched.py:_call_when_resolved.<locals>.end",
     "raw_replies/pipelined_connection.py:PipelinedConnection.flush",
