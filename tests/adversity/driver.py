@@ -90,10 +90,10 @@ def die_at(when: str, epoch: int) -> None:
     """End this process without clean-up, before or after the commit of an epoch."""
     commit = LogWriter.commit
 
-    def deadly(self: LogWriter, number: int, **given: Any) -> bool:
+    def deadly(self: LogWriter, number: int, *given: Any, **named: Any) -> bool:
         if number == epoch and when == "before":
             os._exit(9)
-        done = commit(self, number, **given)
+        done = commit(self, number, *given, **named)
         if number == epoch and when == "after":
             os._exit(9)
         return done

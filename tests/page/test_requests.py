@@ -359,5 +359,5 @@ def test_proxy_shows_its_servers_and_its_shadow_comparisons(tmp_path: Path) -> N
         for port in overlay.ports:
             assert f"127.0.0.1:{port}" in cluster
         assert "16,384 of 16,384 slots have an owner" in cluster
-        overlay.show({"slots": "0-99"}, {"slots": "100-16383"})
+        overlay.write_topology({"slots": "0-99"}, {"slots": "100-16383"})
         eventually(lambda: client.get("/cluster").text, lambda found: "slots 100 to 8,191" in found, "the move")

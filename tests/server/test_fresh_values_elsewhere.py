@@ -69,7 +69,7 @@ def free_pages(log: LogWriter, stack: ExitStack) -> LogWriter:
 def begin_generation(log: LogWriter, stack: ExitStack) -> LogWriter:
     """Begin a generation of the job, whose store is made anew."""
     log.close()
-    again = stack.enter_context(LogWriter(log.log.root, "job", STATES, query_id="another"))
+    again = stack.enter_context(LogWriter(log.log.filesystem.root, "job", STATES, query_id="another"))
     again.publish(committed("a", 1, 1.5))
     return again
 
