@@ -24,5 +24,5 @@ def test_reader_sees_alert_and_that_silent_sensor_is_removed():
     ]
 
 
-def test_help_of_swap_needs_no_spark():
+def test_help_of_temperature_alert_needs_no_spark():
     assert "queryable_processor" in " ".join(run("temperature_alert", "--help", JAVA_HOME="/nowhere"))

@@ -35,5 +35,5 @@ def test_reader_sees_most_counted_words_after_each_paragraph(tmp_path: Path):
     assert lines == expected
 
 
-def test_help_of_swap_needs_no_spark():
+def test_help_of_word_count_needs_no_spark():
     assert "redis" in " ".join(run("word_count", "--help", JAVA_HOME="/nowhere")).lower()

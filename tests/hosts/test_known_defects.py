@@ -98,7 +98,7 @@ def test_shards_at_different_epochs_answer_while_storage_is_unreachable(
         assert {behind, ahead} == {"server0", "server1"}
 
 
-def test_host_that_drops_packets_delays_no_keys_of_other_hosts(world: World) -> None:
+def test_host_that_drops_packets_leaves_keys_of_other_hosts_readable(world: World) -> None:
     away, here = owner_of(world, HIGH), owner_of(world, LOW)
     assert away != here
     # Nothing moves to the other host: the registry does not see that this one is away from the proxy.
@@ -107,12 +107,9 @@ def test_host_that_drops_packets_delays_no_keys_of_other_hosts(world: World) -> 
         wait_for_epoch(client, 0)
         world.network.cut(world.host("proxy0"), world.network.hosts[away])
         eventually(lambda: is_error(client, HIGH), awaited="its time-out")
-        failed = answered = 0
-        while failed < 20:
+        for _ in range(20):
             assert epoch_of(client.get(LOW), LOW) >= 0
-            answered += 1
-            failed += is_error(client, HIGH)
-        assert answered == failed
+            assert is_error(client, HIGH)
         world.network.heal()
         wait_for_epoch(client, 0)
 

@@ -80,7 +80,7 @@ class _Confirmation:
 
 
 class OverlaySubscriptions:
-    """Sends such requests to the upstream.
+    """Sends SUBSCRIBE, MONITOR and CLIENT TRACKING to the upstream.
 
     Args:
         upstream_of: Returns a client's upstream.

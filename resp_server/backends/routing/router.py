@@ -1,7 +1,7 @@
 """Finds the route of a request (`route`), by a routing table. Pure.
 
-`route_of` returns it at once. The keys of a long request are decided in steps
-(`route_in_steps`), so that other clients are served between them.
+`route_of` returns it at once. The keys of a long request are decided in steps (`route_in_steps`), so that other clients
+are served between them.
 """
 
 from __future__ import annotations
