@@ -131,17 +131,26 @@ def test_events_of_several_processes_are_joined_second_by_second() -> None:
 
 
 def test_latency_commands_show_events(connect: Callable[..., Any]) -> None:
-    client = connect(latency_monitor_threshold=5)
+    # Minutes: the test's own requests are no events, however long they take.
+    client = connect(latency_monitor_threshold=500_000)
     server = client.server
-    for name, now_ms, milliseconds in [("command", -3_000, 8), ("command", 0, 20), ("command", 0, 3), ("fast", 0, 5)]:
+    for name, now_ms, milliseconds in [
+        ("command", -3_000, 800_000),
+        ("command", 0, 2_000_000),
+        ("command", 0, 300_000),
+        ("fast", 0, 500_000),
+    ]:
         server.clock = lambda now_ms=now_ms: 1_700_000_000_000 + now_ms
         server.observation.slow_requests.record_event(name, milliseconds)
     assert client.ask("LATENCY LATEST") == (
-        b"*2\r\n*4\r\n$7\r\ncommand\r\n:1700000000\r\n:20\r\n:20\r\n*4\r\n$4\r\nfast\r\n:1700000000\r\n:5\r\n:5\r\n"
+        b"*2\r\n*4\r\n$7\r\ncommand\r\n:1700000000\r\n:2000000\r\n:2000000\r\n*4\r\n$4\r\nfast\r\n:1700000000\r\n:500000\r\n:500000\r\n"
     )
-    assert client.ask("LATENCY HISTORY command") == b"*2\r\n*2\r\n:1699999997\r\n:8\r\n*2\r\n:1700000000\r\n:20\r\n"
+    assert (
+        client.ask("LATENCY HISTORY command")
+        == b"*2\r\n*2\r\n:1699999997\r\n:800000\r\n*2\r\n:1700000000\r\n:2000000\r\n"
+    )
     assert client.ask("LATENCY HISTORY nope") == b"*0\r\n"
-    assert b"command: 2 latency spikes (average 14ms, mean deviation 6ms" in client.ask("LATENCY DOCTOR")
+    assert b"command: 2 latency spikes (average 1400000ms, mean deviation 600000ms" in client.ask("LATENCY DOCTOR")
     assert client.ask("LATENCY GRAPH nope") == b"-ERR No samples available for event 'nope'\r\n"
     assert client.ask("LATENCY RESET nope fast") == b":1\r\n"
     assert client.ask("LATENCY RESET") == b":1\r\n"
