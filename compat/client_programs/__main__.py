@@ -81,9 +81,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m compat.client_programs", description=__doc__)
     names = [each.name for each in clients()]
     parser.add_argument("--client", action="append", choices=names, help="this client alone; may be repeated")
-    only = (
-        "this place alone; may be repeated; the page stays as it is, without `server` also the table of refused writes"
-    )
+    only = "this place alone; may be repeated; --page is not written then, --refusals only with the place `server`"
     parser.add_argument("--place", action="append", choices=PLACES, help=only)
     parser.add_argument(
         "--quick",

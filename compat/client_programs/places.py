@@ -167,7 +167,7 @@ class Reading:
 class RealNodes(RealCluster):
     """A Redis Cluster of three masters with a replica each."""
 
-    # Nodes learn of each other's roles within the timeout. None is replaced as a busy machine stops it for seconds.
+    # Nodes learn of each other's roles within the timeout. A master that a busy machine stops for seconds stays.
     node_options = ("--cluster-node-timeout", "5000", "--repl-diskless-sync-delay", "0")
 
     def __init__(self, folder: Path, stack: ExitStack, authority: Authority) -> None:

@@ -88,11 +88,8 @@ def acl_setuser(context: CommandContext, name: bytes, *rules: bytes) -> Reply:
 @command("acl|deluser")
 def acl_deluser(context: CommandContext, *names: OneOrMore) -> Reply:
     """Deletes ACL users, and terminates their connections."""
-    server = context.server
-    if server.workers is None and not any(map(server.users.get, names)):
-        return 0
     change: UserChange = {"delete": [each.decode("latin-1") for each in names]}
-    return server.change_users(change, context.session, _number_changed)
+    return context.server.change_users(change, context.session, _number_changed)
 
 
 @command("acl|load")

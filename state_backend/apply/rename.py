@@ -169,7 +169,7 @@ def _copy(log: ChangeLog, before: JobLog, current: CurrentGeneration, last: Epoc
     )
     reset = None if earlier is None else str(TermReason.RENAME)
     entries = entries_of(first, reset)
-    feed = FeedMark(max(last.clock_ms, feed_after.ms + 1), feed_after, entries, entries, reset)
+    feed = FeedMark.of(last.clock_ms, feed_after, entries, entries, reset)
     files.create(f"{new}/{generation}/epochs/{last.epoch}.json", replace(first, feed=feed).to_bytes())
     term = Term(claimed.term, TermReason.RENAME, claimed.writer, generation, new_description, feed_after=feed_after)
     begin(after.terms, term, claimed)

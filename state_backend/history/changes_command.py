@@ -73,7 +73,7 @@ def changes(job: JobLog, start: FeedId, state: str | None, *, follows: bool) -> 
                 yield entry
                 start = FeedId(entry.id.ms, entry.id.n + 1)
         if not follows:
-            break
+            return
         time.sleep(FOLLOW_S)
 
 

@@ -215,7 +215,7 @@ class Feed:
         return found
 
     def _run(self, epoch: Epoch, file: ChangeFile, index: int) -> pa.RecordBatch:
-        """Read a run of a file. The file stays open: its checksum was computed when it was opened."""
+        """Read a run of a file. The file stays open: opening it again would check its checksum again."""
         if self._file is None or self._file[0] != file.name:
             folder = self._log.changes_folder(self._current.generation)
             self._file = (file.name, self._log.open_changes(folder, epoch, file))

@@ -267,8 +267,10 @@ class JobLog:
             return NO_ENTRY
         try:
             epoch = self.end(current_of(last)) if last.generation else None
+        except LogUnavailableError:
+            raise
         except LogError:
-            # A damaged generation can be replaced by another one. Its ids are about its clock's.
+            # The generation is damaged, and another one may replace it: the ids go on from the clock.
             return max(last.feed_after, FeedId(now_ms(), 0))
         return last.feed_after if epoch is None or epoch.feed is None else max(last.feed_after, epoch.feed.end)
 

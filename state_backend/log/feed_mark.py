@@ -47,6 +47,11 @@ class FeedMark:
     total: int
     reset: str | None = None
 
+    @classmethod
+    def of(cls, clock_ms: int, after: FeedId, entries: int, total: int, reset: str | None) -> FeedMark:
+        """Make the mark of the next epoch: its milliseconds are its clock's, or more if ids are ahead of that."""
+        return cls(max(clock_ms, after.ms + 1), after, entries, total, reset)
+
     @property
     def end(self) -> FeedId:
         """The last entry up to this epoch's end."""

@@ -20,7 +20,7 @@ from state_backend.log.change_files import ChangeFileWriter
 from state_backend.log.change_log import ChangeLog, current_of
 from state_backend.log.descriptions import check_description, check_not_renamed, next_description
 from state_backend.log.epochs import NO_CHANGES, Epoch, EpochContent, entries_of, runs_in
-from state_backend.log.feed_mark import FeedMark
+from state_backend.log.feed_mark import FeedId, FeedMark
 from state_backend.log.fencing import begin, check_in_charge, claim, new_candidate, seal, succeed
 from state_backend.log.filesystems import Filesystem
 from state_backend.log.heartbeat_writer import HeartbeatWriter
@@ -418,16 +418,23 @@ class LogWriter:
 
     def _feed_mark(self, epoch: Epoch) -> FeedMark:
         """Return the place of an epoch in the change feed; its inline changes must not have been moved yet."""
-        before = None if self.last is None else self.last.feed
-        after = self._feed_after if before is None else max(self._feed_after, before.end)
-        begun = first_term(self.generation) or 0
-        reset = None
-        if (self.last is None or self.last.term < begun) and self.log.terms.last_before(begun) is not None:
-            term = self.log.terms.read(begun)
-            reset = None if term is None else term.reason
+        before, reset = None if self.last is None else self.last.feed, self._reset_reason()
         entries = entries_of(epoch, reset)
         total = entries if before is None else before.total + entries
-        return FeedMark(max(epoch.clock_ms, after.ms + 1), after, entries, total, reset)
+        return FeedMark.of(epoch.clock_ms, self._feed_end(), entries, total, reset)
+
+    def _feed_end(self) -> FeedId:
+        """Return the last entry of the change feed, in any generation."""
+        before = None if self.last is None else self.last.feed
+        return self._feed_after if before is None else max(self._feed_after, before.end)
+
+    def _reset_reason(self) -> str | None:
+        """Return why the next epoch begins a generation; None if it begins none, or the job's first."""
+        begun = first_term(self.generation)
+        if begun is None or (self.last is not None and self.last.term >= begun):
+            return None
+        term = None if self.log.terms.last_before(begun) is None else self.log.terms.read(begun)
+        return None if term is None else term.reason
 
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
         if (first.rows, first.digest) != (rows, digest):
@@ -456,9 +463,7 @@ class LogWriter:
         if has_before and not rewind.reaches(self.log, self.current, number):
             raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
-        feed_after = self._feed_after
-        if self.last is not None and self.last.feed is not None:
-            feed_after = max(feed_after, self.last.feed.end)
+        feed_after = self._feed_end()
         self._claim = succeed(self.log.terms, self._claim)
         self._heartbeats.use_claim(self._claim)
         generation = self._new_folder(self._claim.term)
